@@ -87,9 +87,7 @@ def images(
         kept = torch.from_numpy(~aside)
         photos, held = photos.select(~aside), photos.select(aside)
     train = source(photos)
-    weights = draw if isinstance(draw, str) else to_tensor(draw, "draw")
-    if kept is not None and not isinstance(weights, str) and len(weights) == len(kept):
-        weights = weights[kept]
+    weights = _weights(draw, kept)
     normalizer = _normalizer(normalize, train, prepare)
     return Data(
         train=train,
@@ -106,6 +104,12 @@ def images(
         reading={"on_bad": on_bad},
         raw=partial(_contents, photos if held is None else held),
     )
+
+
+def _weights(draw: str | Any, kept: torch.Tensor | None) -> str | torch.Tensor:
+    """`kept`: whether each photo is left to train on, if some are held out."""
+    weights = draw if isinstance(draw, str) else to_tensor(draw, "draw")
+    return weights[kept] if kept is not None and not isinstance(weights, str) and len(weights) == len(kept) else weights
 
 
 def _contents(photos: Photos, rows: int) -> list[bytes]:

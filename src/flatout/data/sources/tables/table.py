@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.base.errors import DataError, RecipeError, UsageError, did_you_mean
+from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.base.trust import private_cache
 from flatout.data.data import PARTS, Data
 from flatout.data.files.bad import Bad, OnBad
-from flatout.data.fitted.derived.asked import AskedColumns, asked_columns
 from flatout.data.fitted.derived.derivation import Derivation
 from flatout.data.fitted.derived.functions import FUNCTIONS, LAGGED
-from flatout.data.fitted.table_features import TableFeatures
 from flatout.data.fitted.table_rows import VERSION, TableHost
 from flatout.data.source import Source
 from flatout.data.sources.tables import encoding
@@ -46,55 +44,8 @@ from flatout.data.sources.tables.query import is_query
 from flatout.data.sources.tables.scan import ReadOptions, Scan, check_column, scan
 from flatout.data.sources.tables.sql import scan_sql
 from flatout.data.sources.tables.steps import CategorySteps, ColumnPlan, ColumnSteps, parse_steps
+from flatout.data.sources.tables.table_options import TableOptions, columns_asked_for
 from flatout.data.sources.tables.targets import Folds
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """What the user asked for: the options of `table`, except those about files."""
-
-    label: str
-    numeric: str | Sequence[str]
-    categorical: str | Sequence[str]
-    drop: str | Sequence[str]
-    target: str
-    holdout: float
-    split: str | None
-    steps: Mapping[str, Any] | None
-    onehot: int
-    min_count: int
-    hash_buckets: int | None
-    draw: str
-    classes: int | None
-    on_bad: str
-    seed: int
-    holdout_latest: str | None
-    holdout_group: str | Sequence[str] | None
-    columns: AskedColumns | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.holdout, int | float) or not 0 <= self.holdout < 1:
-            raise UsageError(f"holdout is the share of rows to validate on, from 0 to below 1, got {self.holdout!r}")
-        for name, least in (("onehot", 0), ("min_count", 1), ("hash_buckets", 1)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise UsageError(f"{name} is a whole number, {least} or more, got {value!r}")
-
-    @property
-    def dropped(self) -> list[str]:
-        return [self.drop] if isinstance(self.drop, str) else list(self.drop)
-
-    @property
-    def group(self) -> list[str]:
-        """The columns in which rows of one group agree."""
-        if self.holdout_group is None:
-            return []
-        return [self.holdout_group] if isinstance(self.holdout_group, str) else list(self.holdout_group)
-
-    @property
-    def weights(self) -> str | None:
-        """The column of weights."""
-        return None if self.draw in ("shuffle", "balanced") else self.draw
 
 
 def table(
@@ -152,94 +103,115 @@ def table(
     scan_options          how files are read: delimiter, header, na, ...; see ReadOptions
     """
     asked = TableOptions(
-        label, numeric, categorical, drop, target, holdout, split, steps, onehot, min_count, hash_buckets, draw, classes,
-        on_bad, seed, holdout_latest, holdout_group, _asked_columns(derive, where, join, time, holdout_latest),
+        label=label, numeric=numeric, categorical=categorical, drop=drop, target=target, holdout=holdout, split=split,
+        steps=steps, onehot=onehot, min_count=min_count, hash_buckets=hash_buckets, draw=draw, classes=classes, on_bad=on_bad,
+        seed=seed, holdout_latest=holdout_latest, holdout_group=holdout_group,
+        columns=columns_asked_for(derive, where, join, time, holdout_latest),
     )  # fmt: skip
-    _check_parts(asked, validation, test)
+    asked.check_parts(validation, test)
     if sql is None and not isinstance(categorical, str):
         # read as text: "007" is not 7, and a word among numbers is not a mistake
         named = scan_options.get("text", ())
         scan_options["text"] = sorted({*([named] if isinstance(named, str) else named), *categorical})
-    stored = _found(paths, sql, asked, base_folder, scan_options)
-    notes: list[str] = []
-    derived = derivation_of(asked.columns, stored.columns, label, base_folder) if asked.columns else None
-    kept = None if derived is None else KeptRows(derived, label)
-    found = stored if kept is None else stored.changed_by(kept)
-    columns = _planned(asked, found, derived, notes)
-    bad = Bad(OnBad(on_bad))
-    rows = _usable(asked, found, columns, derived, bad)
-    part_of = _part_of(asked, rows, columns, stored)
-    unjoined = Counter[str]()
-    if derived is not None and kept is not None:
-        _check_lags(derived, validation, test)
-        derived = fit_derivation(derived, rows, part_of, seed)
-    raw_inputs = None if derived is None else derived.raw_columns(column.name for column in columns)
-    fitted = fit(
-        lambda: rows.blocks(lambda batch, start: part_of(batch, start) == 0),
-        columns,
-        label,
-        found.columns[label],
-        FitOptions(target, classes, hash_buckets, seed, raw_inputs),
-        ArrowValues if derived is None else lambda batch: derived.values(ArrowValues(batch), unjoined),
-    )
-    schema = {column.name: str(column.type) for column in columns} | {label: str(found.columns[label])}
-    if derived is not None:
-        schema |= {name: str(stored.columns[name]) for name in derived.kinds}
-    host = TableHost(fitted.codings, fitted.label, schema, (*notes, *fitted.notes), derived)
-    encoder, features = TableEncoder(host), fitted.features
-    folders = _folders(cache, host, features, found, _how(asked))
-    parts = _encoded(asked, rows, encoder, part_of, folders, fitted, columns, raw_inputs)
-    said = [*host.notes, *_said_of(kept, unjoined), *unseen_notes(parts.unseen, "held out"), *_summaries(bad, found.bad)]
-    left_out, unlearnt = [bad, found.bad], found
-    others: dict[str, Source | None] = {"validation": parts.sources[1], "test": parts.sources[2]}
-    for part, given in (("validation", validation), ("test", test)):
-        if given is not None:
-            try:
-                other = _other(encoder, given, sql is not None, on_bad, base_folder, scan_options)
-                folder = _folders(cache, host, features, other, part).get(part)
-                mine = Bad(bad.policy)
-                others[part], more = encoder.read_noted(other, folder=folder, bad=mine, part=part)
-            except DataError as error:
-                raise DataError(f"{part}: {error}") from error
-            said += [*more, *_summaries(other.bad)]
-            left_out, unlearnt = [*left_out, mine, other.bad], encoder.kept(other)[0]
+    held = {name: given for name, given in (("validation", validation), ("test", test)) if given is not None}
+    whole = _whole_table(asked, _found(paths, sql, asked, base_folder, scan_options), base_folder, apart=bool(held))
+    learnt = _learnt(asked, whole)
+    encoder = TableEncoder(learnt.host)
+    folders = _folders(cache, learnt, whole.found, asked.parting)
+    parts = _encoded(asked, whole, encoder, folders, learnt)
     if parts.sources[0] is None:
         raise DataError("no row is left to train on")
+    unseen = unseen_notes(parts.unseen, "held out")
+    said = [*learnt.host.notes, *_said_of(whole.kept, learnt.unjoined), *unseen, *_summaries(whole.bad, whole.found.bad)]
+    left_out, unlearnt = [whole.bad, whole.found.bad], whole.found
+    others: dict[str, Source | None] = {"validation": parts.sources[1], "test": parts.sources[2]}
+    for part, given in held.items():
+        try:
+            other = _other(encoder, given, sql is not None, on_bad, base_folder, scan_options)
+            folder = _folders(cache, learnt, other, part).get(part)
+            mine = Bad(whole.bad.policy)
+            others[part], more = encoder.read_noted(other, folder=folder, bad=mine, part=part)
+        except DataError as error:
+            raise DataError(f"{part}: {error}") from error
+        said += [*more, *_summaries(other.bad)]
+        left_out, unlearnt = [*left_out, mine, other.bad], encoder.kept(other)[0]
+    label_fit, features = learnt.fit.label, learnt.fit.features
     return Data(
         train=parts.sources[0],
         validation=others["validation"],
         prepare=(features,),
         draw=draw if parts.weights is None else torch.from_numpy(parts.weights),
-        classes=fitted.label.class_count,
-        labels=fitted.label.classes,
-        target_scale=fitted.label.scale,
+        classes=label_fit.class_count,
+        labels=label_fit.classes,
+        target_scale=label_fit.scale,
         inputs=("x", "categories") if features.cardinalities else ("x",),
         cardinalities=tuple(features.cardinalities),
         test=others["test"],
-        host=host,
+        host=learnt.host,
         reading={**scan_options, "on_bad": on_bad},
-        raw=partial(_first_rows, unlearnt, host),
+        raw=partial(_first_rows, unlearnt, learnt.host),
         notes=tuple(said),
         bad=tuple(left_out),
     )
 
 
-def _check_parts(asked: TableOptions, validation: Any, test: Any) -> None:
-    if asked.holdout and validation is not None:
-        raise UsageError("holdout and validation are two ways to get validation rows: give one of them")
-    by = [name for name, given in (("holdout_latest", asked.holdout_latest), ("holdout_group", asked.group)) if given]
-    if len(by) > 1:
-        raise UsageError("holdout_latest and holdout_group are two ways to choose the rows to hold out: give one of them")
-    if by and not asked.holdout:
-        raise UsageError(f"{by[0]} says which rows to hold out: give holdout too, the share of the rows, such as holdout: 0.2")
-    if asked.split is not None and (asked.holdout or validation is not None or test is not None):
-        raise UsageError("split says which rows are for validation and test: leave out holdout, validation and test")
+@dataclass(frozen=True)
+class _WholeTable:
+    """Rows to learn from and to hold out: those of `found` that are usable, with the part that each is in."""
+
+    stored: Scan
+    found: Scan  # `stored`, without the rows that are filtered out
+    kept: KeptRows | None
+    derived: Derivation | None
+    columns: list[ColumnPlan]
+    rows: UsableRows
+    part_of: PartOf
+    bad: Bad
+    notes: list[str]
 
 
-def _how(asked: TableOptions) -> tuple[Any, ...]:
-    """The options that decide which rows are in which part."""
-    by = (asked.holdout_latest, asked.group) if asked.holdout_latest or asked.group else ()
-    return asked.holdout, asked.split, asked.seed, asked.weights, asked.on_bad, *by
+@dataclass(frozen=True)
+class _Learnt:
+    """What was fitted on the training rows. `unjoined` counts keys that a second file does not have."""
+
+    fit: TableFit
+    host: TableHost
+    raw_inputs: Sequence[str] | None
+    unjoined: Counter[str]
+
+
+def _whole_table(asked: TableOptions, stored: Scan, base_folder: Any, *, apart: bool) -> _WholeTable:
+    """`apart`: other rows are in other tables."""
+    notes: list[str] = []
+    derived = derivation_of(asked.columns, stored.columns, asked.label, base_folder) if asked.columns else None
+    kept = None if derived is None else KeptRows(derived, asked.label)
+    found = stored if kept is None else stored.changed_by(kept)
+    columns = _planned(asked, found, derived, notes)
+    bad = Bad(OnBad(asked.on_bad))
+    rows = _usable(asked, found, columns, derived, bad)
+    part_of = _part_of(asked, rows, columns, stored)
+    if derived is not None:
+        _check_lags(derived, apart)
+        derived = fit_derivation(derived, rows, part_of, asked.seed)
+    return _WholeTable(stored, found, kept, derived, columns, rows, part_of, bad, notes)
+
+
+def _learnt(asked: TableOptions, whole: _WholeTable) -> _Learnt:
+    columns, derived, unjoined = whole.columns, whole.derived, Counter[str]()
+    raw_inputs = None if derived is None else derived.raw_columns(column.name for column in columns)
+    fitted = fit(
+        lambda: whole.rows.blocks(lambda batch, start: whole.part_of(batch, start) == 0),
+        columns,
+        asked.label,
+        whole.found.columns[asked.label],
+        FitOptions(asked.target, asked.classes, asked.hash_buckets, asked.seed, raw_inputs),
+        ArrowValues if derived is None else lambda batch: derived.values(ArrowValues(batch), unjoined),
+    )
+    schema = {column.name: str(column.type) for column in columns} | {asked.label: str(whole.found.columns[asked.label])}
+    if derived is not None:
+        schema |= {name: str(whole.stored.columns[name]) for name in derived.kinds}
+    host = TableHost(fitted.codings, fitted.label, schema, (*whole.notes, *fitted.notes), derived)
+    return _Learnt(fitted, host, raw_inputs, unjoined)
 
 
 def _found(paths: Any, sql: str | None, asked: TableOptions, base_folder: Any, options: Mapping[str, Any]) -> Scan:
@@ -276,19 +248,10 @@ def _other(encoder: TableEncoder, given: Any, queries: bool, on_bad: str, base_f
     return encoder.scan(given, on_bad=on_bad, base_folder=base_folder, **options)
 
 
-def _asked_columns(derive: Any, where: Any, join: Any, time: str | None, latest: str | None) -> AskedColumns | None:
-    if derive is None and where is None and join is None and time is None:
-        return None
-    asked, mistakes = asked_columns(derive, where, join, time or latest, read=False)
-    if mistakes:
-        raise RecipeError(mistakes, where="data")
-    return asked
-
-
-def _check_lags(derived: Derivation, validation: Any, test: Any) -> None:
+def _check_lags(derived: Derivation, apart: bool) -> None:
     """A lag looks back at rows of its own table: those of another file have none."""
     lags = [key for key, call in derived.fitted_calls().items() if FUNCTIONS[call.name].fitted == LAGGED]
-    if lags and (validation is not None or test is not None):
+    if lags and apart:
         raise UsageError(
             f"derive: `{lags[0]}` looks back at earlier rows of the same table, and validation or test is another one: put all "
             "rows into one table, with holdout_latest or split"
@@ -361,33 +324,26 @@ def _part_of(asked: TableOptions, rows: UsableRows, columns: Sequence[ColumnPlan
 
 
 def _encoded(
-    asked: TableOptions,
-    rows: UsableRows,
-    encoder: TableEncoder,
-    part_of: PartOf,
-    folders: Mapping[str, Path],
-    fitted: TableFit,
-    columns: Sequence[ColumnPlan],
-    raw_inputs: Sequence[str] | None,
+    asked: TableOptions, whole: _WholeTable, encoder: TableEncoder, folders: Mapping[str, Path], learnt: _Learnt
 ) -> EncodedParts:
-    weights, means = asked.weights, fitted.others
-    folds = Folds(columns, asked.seed, raw_inputs) if means.tables else None
+    weights, means = asked.weights, learnt.fit.others
+    folds = Folds(whole.columns, asked.seed, learnt.raw_inputs) if means.tables else None
     return encode_parts(
-        rows,
+        whole.rows,
         encoder,
-        part_of,
+        whole.part_of,
         folders,
-        fitted.rows,
+        learnt.fit.rows,
         None if weights is None else lambda batch, where: row_weights(batch, weights, where),
         lambda batch: None if folds is None else means.of(folds.of(batch)),
     )
 
 
-def _folders(cache: Path | str | None, host: TableHost, features: TableFeatures, found: Scan, how: Any) -> dict[str, Path]:
+def _folders(cache: Path | str | None, learnt: _Learnt, found: Scan, how: Any) -> dict[str, Path]:
     """Where each part is kept if it does not fit into memory: under a hash of everything that changes the encoded rows."""
     if cache is None:
         return {}
-    fitted = {**host.to_json(), "device": features.written()["table"]}
+    fitted = {**learnt.host.to_json(), "device": learnt.fit.features.written()["table"]}
     content = json.dumps([VERSION, fitted, [found.fingerprint(), how]], sort_keys=True)
     key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
     return {part: private_cache(Path(cache)) / "tables" / key / part for part in PARTS}

@@ -65,30 +65,17 @@ def sequences(
     bad = Bad(OnBad(on_bad))
     reader = _Reader(field, label, None if tokenizer is None else load_tokenizer(Path(tokenizer), special_tokens), bad)
     train = reader.read(rows, y, "")
-    held = None
-    if validation is not None:
-        others, theirs = validation if isinstance(validation, tuple) and len(validation) == 2 else (validation, None)
-        held = reader.read(others, theirs, "validation ")
-        if (held.y is None) != (train.y is None):
-            raise DataError("y must be given for the rows to train on and for validation, or for neither")
+    held = None if validation is None else _validation(reader, validation, with_y=train.y is not None)
     if holdout:
         taken = held_out(hash_strings([np.asarray(ids, "<i8").tobytes() for ids in train.rows], seed), holdout)
         train, held = train.select(np.flatnonzero(~taken)), train.select(np.flatnonzero(taken))
     both = [train] if held is None else [train, held]
     ids = [TokenFile(part.name, part.flat()) for part in both]
-    if reader.text and reader.tokenizer is None:
-        vocabulary = max(vocabulary or 0, 256)
-    if reader.tokenizer is not None:
-        check_vocabulary(ids, reader.tokenizer.vocabulary, f" of the tokenizer {reader.tokenizer.path.name}")
-        vocabulary = reader.tokenizer.allows(vocabulary)
-    vocabulary = check_vocabulary(ids, vocabulary)
+    vocabulary = _vocabulary(ids, reader, vocabulary)
     if not 0 <= pad < vocabulary:
         raise DataError(f"pad is a token id, 0 to {vocabulary - 1}, got {pad}")
     if tokens is not None:
-        if tokens != int(tokens) or tokens < 1:
-            raise DataError(f"tokens is a number of tokens, that of a batch, 1 or more; got {tokens!r}")
-        tokens = int(tokens)
-        check_lengths(train.lengths(), tokens, MULTIPLE)
+        tokens = _checked_tokens(tokens, train)
     names: list[str] = []
     targets = _targets([part.y for part in both], names)
     labelled = [{} if target is None else {"y": target} for target in targets]
@@ -126,6 +113,30 @@ def sequences(
         ),
         reading={"field": field, "label": label, "tokens": tokens, "on_bad": on_bad},
     )
+
+
+def _validation(reader: _Reader, given: Any, *, with_y: bool) -> _Rows:
+    others, theirs = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    held = reader.read(others, theirs, "validation ")
+    if (held.y is not None) != with_y:
+        raise DataError("y must be given for the rows to train on and for validation, or for neither")
+    return held
+
+
+def _vocabulary(ids: Sequence[TokenFile], reader: _Reader, told: int | None) -> int:
+    if reader.text and reader.tokenizer is None:
+        told = max(told or 0, 256)
+    if reader.tokenizer is not None:
+        check_vocabulary(ids, reader.tokenizer.vocabulary, f" of the tokenizer {reader.tokenizer.path.name}")
+        told = reader.tokenizer.allows(told)
+    return check_vocabulary(ids, told)
+
+
+def _checked_tokens(tokens: Any, train: _Rows) -> int:
+    if tokens != int(tokens) or tokens < 1:
+        raise DataError(f"tokens is a number of tokens, that of a batch, 1 or more; got {tokens!r}")
+    check_lengths(train.lengths(), int(tokens), MULTIPLE)
+    return int(tokens)
 
 
 def other_sequences(fitted: Fitted, given: Any, targets: bool) -> SequenceSource:
