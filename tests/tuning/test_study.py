@@ -17,6 +17,7 @@ import flatout as fo
 from flatout.base.errors import RunBusy, Stopped, StoreError, TrainingError, UsageError
 from flatout.base.events import read_events
 from flatout.store.lock import FileLock
+from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.study.driver import Driver
 from flatout.tuning.study.finals import RECIPE
 from flatout.tuning.study.folder import StudyFolder
@@ -194,15 +195,15 @@ def test_a_budget_shorter_than_a_trial_is_said(tmp_path: Path) -> None:
 
 def test_ctrl_c_judges_the_best_so_far_and_the_study_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tuned(small(), tmp_path / "whole", trials=8)
-    trained = Driver._trained
+    following = TrialSearch.next
 
-    def interrupted(self: Driver, rung: Any) -> Any:
-        if self._search.best(1):
+    def interrupted(self: TrialSearch) -> Any:
+        if self.best(1):
             raise KeyboardInterrupt
-        return trained(self, rung)
+        return following(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Driver, "_trained", interrupted)
+        patch.setattr(TrialSearch, "next", interrupted)
         study = tuned(small(), tmp_path / "runs", trials=8)
     assert study.result["stopped"] == "Ctrl-C" and len(study.result["scores"]) == 8
     after = tuned(small(), tmp_path / "runs", trials=8)
