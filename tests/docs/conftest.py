@@ -1,4 +1,4 @@
-"""Runs of the docs stay in a temporary folder, use one thread, and measure the machine once."""
+"""Runs of the docs stay in a temporary folder, use one thread, and take the machine for measured."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from known_machine import keep_ceilings
 
 from flatout.runs import verbs
 
 MINE = """
 import torch
+from known_machine import keep_ceilings
 from torch import nn
 
 class Net(nn.Module):
@@ -31,7 +33,9 @@ def focal(model, batch, gamma=2.0):
 
 @pytest.fixture(scope="session")
 def ceilings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ceilings")
+    folder = tmp_path_factory.mktemp("ceilings")
+    keep_ceilings(folder)
+    return folder
 
 
 @pytest.fixture

@@ -58,14 +58,3 @@ def contents(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-def keep_ceilings(cache: Path) -> None:
-    """For another process: its machine counts as measured, which takes seconds, though nothing is known of it."""
-    import torch
-
-    from flatout.machine.cache import CeilingsCache
-    from flatout.machine.ceilings import Ceilings
-    from flatout.machine.facts import fingerprint, read_facts
-
-    CeilingsCache(cache).save(fingerprint(read_facts()), torch.device("cpu"), True, Ceilings("cpu", {}), ())

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import RECIPE, Answer, Command, contents, keep_ceilings, signal_at, table
+from commands import RECIPE, Answer, Command, contents, signal_at, table
 from interpreters import run_forked
+from known_machine import keep_ceilings
 from rich.console import Console
 
 import flatout as fo

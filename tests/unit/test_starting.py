@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Command, keep_ceilings, signal_at
+from commands import Command, signal_at
+from known_machine import keep_ceilings
 
 from flatout.base.errors import RunBusy, StoreError
 from flatout.base.events import read_events

@@ -1,0 +1,17 @@
+"""A cache folder in which this machine counts as measured, with made-up figures: measuring it takes seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from flatout.machine.cache import CeilingsCache
+from flatout.machine.ceilings import Ceilings, MeasuredRate
+from flatout.machine.facts import fingerprint, read_facts
+
+
+def keep_ceilings(cache: Path) -> None:
+    rate, bandwidth, launch_s = (MeasuredRate(value, value, value, 5) for value in (1e11, 1e10, 2e-6))
+    known = Ceilings("cpu", {"fp32": rate}, copy_bytes_per_s=bandwidth, launch_s=launch_s)
+    CeilingsCache(cache).save(fingerprint(read_facts()), torch.device("cpu"), True, known, ())
