@@ -335,3 +335,14 @@ def test_derived_columns_and_filters_are_options_of_the_data() -> None:
     assert "decade" in features and "derive: {decade: floor(age / 10)}" in run.recipe.draft
     with pytest.raises(UsageError, match="derive, where: columns of arrays have no names: give a DataFrame"):
         fo.run(data=numbers(), derive={"a": "x"}, where="x > 1", **HOW, **KEYS)
+    with pytest.raises(DataError, match=r"no row is left to use; where age > 1000: 200 of 200 rows are left out"):
+        as_data(people(), label="survived", where="age > 1000")
+
+
+def test_samples_without_x_and_y_are_told_how_to_name_them() -> None:
+    samples = [{"input_ids": torch.ones(4), "labels": row % 2} for row in range(8)]
+    keys: dict[str, Any] = {"model": "mlp", "batch": 4, "lr": 0.1, "budget": "1 step", "planning": "off", "quiet": True}
+    for given in (keys, {**keys, "batch": 2, "objective": "classify"}):  # drafted, or with all keys
+        with pytest.raises(UsageError, match=r"a sample has 'input_ids', 'y': .* columns=\{'x': 'input_ids', 'y': ...\}"):
+            fo.run(data=samples, **given)
+    assert fo.run(data=samples, columns={"x": "input_ids", "y": "labels"}, **keys).result["steps"] == 1

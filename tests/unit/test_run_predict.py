@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 import torch
 from commands import Command
+from torch import nn
 from torch.utils.data import TensorDataset
 
 import flatout as fo
-from flatout.base.errors import DataError
+from flatout.base.errors import DataError, StoreError, UsageError
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed")
 HOW: dict[str, Any] = {"budget": "6 epochs", "settings": {"device": "cpu"}, "planning": "off", "fresh": True}
@@ -82,6 +83,39 @@ def test_arrays_give_arrays() -> None:
     frame = run.predict(pd.DataFrame(x, index=range(1000, 1096)))
     assert list(frame) == ["prediction_0", "prediction_1"] and frame.index[0] == 1000
     np.testing.assert_array_equal(frame.to_numpy(), found)
+
+
+class Line(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+def summed(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, float]:
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="sum"), float(len(batch["y"]))
+
+
+def test_a_run_of_classes_and_functions_is_used_from_its_folder_once_they_are_given(desk: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+    keys: dict[str, Any] = {"data": (x, (x[:, 0] > 0).astype("int64")), "batch": 16, "lr": 0.1, **HOW, "budget": "4 steps"}
+    made = fo.run(model=Line, objective="classify", **keys)
+    for model in (Line, Line()):
+        loaded = fo.load("last", model=model)
+        assert np.array_equal(loaded.predict(x)["probabilities"], made.predict(x)["probabilities"])
+    assert loaded.evaluate(keys["data"]) == made.evaluate(keys["data"])
+    with pytest.raises(StoreError, match=r"give model again, fo.load\('Line-1', model=...\)"):
+        fo.load("last").predict(x)
+    with pytest.raises(UsageError, match="did you mean 'model'"):
+        fo.load("last", modle=Line)
+    with pytest.raises(AttributeError, match=r"run.result\['metrics'\]\['train_loss'\]"):
+        _ = loaded.train_loss
+    own = fo.run(model=Line, objective=summed, **keys)
+    with pytest.raises(StoreError, match=r"give objective again, fo.load\('Line-2', model=..., objective=...\)"):
+        fo.load("last", model=Line)
+    assert fo.load("last", model=Line, objective=summed).evaluate(keys["data"]) == own.evaluate(keys["data"])
 
 
 def test_a_run_on_data_in_memory_is_used_from_its_folder(flatout: Command) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flatout.base.errors import DataError, did_you_mean
+from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.data.files.bad import Bad
 from flatout.data.fitted.array_rows import ArrayHost
 from flatout.data.fitted.device import DevicePart
@@ -70,7 +70,14 @@ class Data:
         return {name: source for name, source in given.items() if source is not None}
 
     def shapes_x(self) -> tuple[int, ...]:
-        return self.schema()["x"].shape
+        schema = self.schema()
+        if "x" not in schema:
+            found = ", ".join(map(repr, schema))
+            raise UsageError(
+                f"a sample has {found}: say which one the model gets, as columns={{'x': {next(iter(schema))!r}, 'y': ...}}, "
+                "with the names in your samples"
+            )
+        return schema["x"].shape
 
     def target(self) -> Column | None:
         return self.schema().get("y")

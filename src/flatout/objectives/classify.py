@@ -103,7 +103,10 @@ class Classify(Objective):
         self, *, classes: int | None = None, target_shape: Sequence[int] = (), vocabulary: int | None = None
     ) -> int:
         if classes is None:
-            raise DataError("classify needs integer labels, but 'y' has no classes: set classes, or use objective: regress")
+            raise DataError(
+                "classify needs integer labels, but 'y' has no classes: store whole numbers as integers (y.astype('int64')), "
+                "set classes for a stream, or use objective: regress for measured values"
+            )
         return classes
 
     def meter(self, device: torch.device) -> Meter:

@@ -24,11 +24,14 @@ from flatout.runs.trained import CACHE
 __all__ = ["explain_package", "export", "load", "predict", "why"]
 
 
-def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None) -> Any:
-    """A `Package` by its folder; or a `Run` by its name in `runs`, by its folder, or `last`."""
+def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None, **objects: Any) -> Any:
+    """A `Package` by its folder; or a `Run` by its name in `runs`, by its folder, or `last`.
+
+    What a run was made of in Python is given again: `model=Net`, `objective` or `optimizer`; or the whole `recipe`.
+    """
     if is_package(Path(name)):
         return open_package(Path(name))
-    return record.load(name, runs=runs, recipe=recipe)
+    return record.load(name, runs=runs, recipe=recipe, **objects)
 
 
 def export(

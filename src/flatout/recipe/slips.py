@@ -21,7 +21,7 @@ _EVALUATE = 'it is evaluate: "1 epoch", or "500 steps"'
 _SAVE = "checkpoints are written by themselves; settings: {checkpoint_every: 500} sets how often"
 _LOG = "settings: {log_every: 50} sets how often; run.events() has all of it, fo.run(observers=[...]) gets it live"
 _RUNS = "it is the runs folder: fo.run(..., runs='runs'), or --runs runs"
-_HELD = "rows to validate on belong to data: holdout: 0.2, or validation: FILE"
+_HELD = "rows to validate on belong to data: holdout: 0.2, or validation: FILE; fo.run(data=df, holdout=0.2) takes them too"
 _DATA = "it is data: a DataFrame, (x, y), a Dataset, a DataLoader or a path"
 _RESUME = "the same command resumes an unfinished run by itself; init_from: FILE starts from other weights"
 _WORKERS = "flatout chooses and adapts the workers; fo.data.dataset(..., workers=4) fixes them"
@@ -74,7 +74,8 @@ _HABITS = {
     "it is best: f1, the metric that decides which weights are best": "monitor metric_for_best_model load_best_model_at_end",
     "weights of rows are a column: data: draw: COLUMN draws by them; weights of classes are class_weights": "sample_weight "
     "sample_weights weights",
-    "the label belongs to data: {table: FILE, label: COLUMN}": "label target label_column y_names",
+    "the label belongs to data: {table: FILE, label: COLUMN}, or label='COLUMN' next to data=df": "label target "
+    "label_column y_names",
     "it is optimizer: adamw": "optim opt opt_func optimizer_name",
     "it is weight_decay: 0.01": "wd weight_decay_rate l2",
     "it is seed: 0": "random_state random_seed manual_seed",

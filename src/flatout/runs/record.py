@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from flatout.base.errors import Diverged, MissingFile, Stopped, StoreError
+from flatout.base.errors import Diverged, MissingFile, Stopped, StoreError, UsageError, did_you_mean
 from flatout.base.events import Event, read_events
 from flatout.base.kinds import check_kinds
 from flatout.base.tree import Doc, Fields, TextLine, to_text
@@ -31,6 +31,9 @@ from flatout.runs.in_use import as_trained, precision_on
 from flatout.runs.trained import OtherData, job_of, trained_model
 from flatout.store.run_folder import RATE_FILE, RunFolder, find
 from flatout.world.watch import Failed, Lost, StoreLost
+
+_OBJECTS = ("model", "objective", "optimizer")
+"""Keys of a recipe that may be classes or functions."""
 
 if TYPE_CHECKING:
     from flatout.runs.rates.found import FoundRate
@@ -288,23 +291,50 @@ class Run:
         def __getattr__(self, name: str) -> Any:
             """Called for names that a run does not have: habits of other libraries get an answer."""
             answer = OF_A_RUN.get(name)
+            if answer is None and not name.startswith("_"):
+                with suppress(StoreError):
+                    answer = f"run.result['metrics'][{name!r}]" if name in self.folder.result.get("metrics", {}) else None
             raise AttributeError(f"a run has no {name!r}" + (f": {answer}" if answer else ""), name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.folder.status}>"
 
 
-def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None) -> Run:
-    """A run by its name in `runs`, by its folder, or `last`."""
-    return Run(find(Path(runs), str(name)), recipe)
+def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None, **objects: Any) -> Run:
+    """A run by its name in `runs`, by its folder, or `last`.
+
+    What it was made of in Python is given again: `model=Net`, `objective` or `optimizer`; or the whole `recipe`.
+    """
+    if recipe is not None and objects:
+        raise UsageError(f"the recipe has {', '.join(objects)} already: give the recipe, or these keys")
+    for key in objects:
+        if key not in _OBJECTS:
+            raise UsageError(f"load takes {', '.join(_OBJECTS)} of a run, not {key}; {did_you_mean(key, _OBJECTS)}")
+    folder = find(Path(runs), str(name))
+    return Run(folder, _stored_recipe(folder, **objects) if objects else recipe)
 
 
-def _stored_recipe(folder: RunFolder) -> Recipe:
+def _stored_recipe(folder: RunFolder, **objects: Any) -> Recipe:
+    """`objects` are keys whose values no file can hold."""
     origin = folder.parsed("origin.json", Origin.from_dict)
     if origin.source is None:
-        name = folder.name
-        raise StoreError(f"{name} was made from Python objects: load it in Python with fo.load({name!r}, recipe=...)")
+        written = folder.parsed("recipe.json", dict)
+        if lacking := [key for key in _OBJECTS if key not in objects and _is_code(written.get(key))]:
+            again = ", ".join(f"{key}=..." for key in (*objects, *lacking))
+            raise StoreError(
+                f"{folder.name} was made with Python objects, which no file can hold: give {' and '.join(lacking)} again, "
+                f"fo.load({folder.name!r}, {again})"
+            )
+        return recipe_from({**written, **objects}, Path(origin.folder), stored=True)
     if origin.source == "recipe.py":
+        if objects:
+            raise UsageError(f"{folder.name} has its recipe.py, which makes its {', '.join(objects)}: leave them out")
         folder.manifest.read("recipe.py")  # checks its checksum before it is executed
         return read_recipe(folder.path / "recipe.py", origin.overrides, origin.pins, moved_from=Path(origin.file or ""))
-    return folder.parsed("recipe.json", lambda written: recipe_from(written, Path(origin.folder), stored=True))
+    return folder.parsed("recipe.json", lambda written: recipe_from({**written, **objects}, Path(origin.folder), stored=True))
+
+
+def _is_code(written: Any) -> bool:
+    """Whether a key of a stored recipe is the place of a class or a function: `module:name`."""
+    name = next(iter(written), "") if isinstance(written, dict) else written
+    return isinstance(name, str) and ":" in name

@@ -109,14 +109,8 @@ def _held(given: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(given: Any, made: Data, label: str | None, options: dict[str, Any]) -> Draft:
-    schema, rows = made.schema(), made.epoch_rows
-    if "x" not in schema:
-        found = ", ".join(map(repr, schema))
-        raise UsageError(
-            f"a sample has {found}: say which one the model gets, as columns={{'x': {next(iter(schema))!r}, 'y': ...}}, with "
-            "the names in your samples"
-        )
-    x, y = schema["x"].shape, schema.get("y")
+    rows = made.epoch_rows
+    x, y = made.shapes_x(), made.target()
     entries = [DraftLine("dataset", given)] + ([DraftLine("label", label)] if label is not None else [])
     if (
         not isinstance(given, Data)

@@ -82,7 +82,8 @@ class UsableRows:
             yield usable, place
         self._kept, self._counted, self.count = kept, True, rows
         if not rows:
-            raise DataError(f"no row is left to use{'; ' + said if (said := self._bad.summary()) else ''}")
+            said = [why for why in (self._bad.summary(), self._scan.left_out()) if why]
+            raise DataError("; ".join(["no row is left to use", *said]))
 
     def blocks(self, training: Any = None) -> Iterator[Any]:
         """Record batches of exactly BLOCK_ROWS rows (the last may be shorter), independent of files and batches.

@@ -104,6 +104,9 @@ class RowChange(Protocol):
 
     def fingerprint(self) -> str: ...
 
+    def note(self) -> str | None:
+        """What the first pass left out."""
+
 
 class Scan:
     """The rows of a table as a stream of record batches. Every pass reads the files again, a few blocks at a time.
@@ -170,6 +173,10 @@ class Scan:
         parts = [part.fingerprint() for part in self._parts]
         content = (kinds, parts, self.bad.policy.value, *(() if self._change is None else [self._change.fingerprint()]))
         return hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
+
+    def left_out(self) -> str | None:
+        """The rows that the first pass left out, and why."""
+        return None if self._change is None else self._change.note()
 
     def blocks(self) -> tuple[int, ...] | None:
         """The sizes of row groups or files, in order; None if they are not known."""
