@@ -17,6 +17,7 @@ from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.shared import Group
 from flatout.tuning.training.stack import TrialStack
+from flatout.tuning.training.unfolded import GROUPED
 
 STEPS = 10_000_000  # of a trial; a measurement ends long before
 
@@ -51,10 +52,16 @@ def group_of(ones: Sequence[TrialCandidate], cache: Path | None = None) -> Itera
 
 
 def rate_of(
-    group: Group, ones: Sequence[TrialCandidate], kind: type[TrialStack] | type[Alone], threads: int, seconds: float
+    group: Group,
+    ones: Sequence[TrialCandidate],
+    kind: type[TrialStack] | type[Alone],
+    threads: int,
+    seconds: float,
+    form: str = GROUPED,
 ) -> Callable[[], float]:
-    """Trial-steps a second of the same trials. Each call goes on for about so many seconds; of trials alone one at a time."""
-    trainer = kind(group, ones if kind is TrialStack else ones[:1])
+    """Trial-steps a second of the same trials. Each call goes on for about so many seconds; of trials alone one at a time.
+    `form`: of a stack's convolutions."""
+    trainer = TrialStack(group, ones, form) if kind is TrialStack else Alone(group, ones[:1])
     width = len(trainer.candidates)
     reached, steps = 0, 8
 

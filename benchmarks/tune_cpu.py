@@ -15,6 +15,7 @@ from flatout.measure.stats import compare_paired
 from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.layout import STACKED, choose_layout
 from flatout.tuning.training.stack import TrialStack
+from flatout.tuning.training.unfolded import convolution_forms
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,11 @@ def measured(case: Case, report: Report, repeats: int, within: float | None, sec
         arms = {name: rate_of(group, ones, Alone, count, seconds) for name, count in serial.items()}
         stacked = f"{case.name}: {case.trials} in a stack, 1 thread"
         arms[stacked] = rate_of(group, ones, TrialStack, 1, seconds)
+        for form in convolution_forms(group.job.model)[1:]:
+            arms[f"{stacked}, convolutions {form}"] = rate_of(group, ones, TrialStack, 1, seconds, form)
         chosen = f"{case.name}: as choose_layout says ({layout.kind}, {layout.width} wide, {layout.threads} threads)"
         kind, width = (TrialStack, layout.width) if layout.kind == STACKED else (Alone, 1)
-        arms[chosen] = rate_of(group, ones[:width], kind, layout.threads, seconds)
+        arms[chosen] = rate_of(group, ones[:width], kind, layout.threads, seconds, layout.convolutions)
         for name, values in take_turns(arms, repeats, within).items():
             report.arm(name, "trial-steps/s", values)
     alone = f"{case.name}: one after another, 1 threads"

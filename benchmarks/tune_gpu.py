@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from _trials import candidates, group_of, made_rows, rate_of, recipe
 from evidence import Bar, Report, gpu_or_leave, options, take_turns
 
 import flatout as fo
+from flatout.tuning.training.layout import choose_layout
 from flatout.tuning.training.stack import TrialStack
 
 MLP = {"mlp": {"hidden": [256, 256]}}
 CNN = {"convnet": {"channels": [32, 64], "hidden": 128}}
+SMALL_CNN = {"convnet": {"channels": [2, 4], "hidden": 8}}  # where only the code path counts
 LEAST_STEPS_S, LEAST_RATIO = 200_000.0, 1.5
 
 
@@ -58,7 +61,7 @@ def main() -> int:
     trial = asked.quick or asked.smoke
     device = gpu_or_leave(trial and not torch.cuda.is_available())
     trials, cnn_trials, steps, seconds = (16, 4, 32, 0.2) if trial else (256, 64, 4_000, 2.0)
-    repeats = 2 if trial else asked.repeats
+    repeats, layout_s = (2, 1.0) if trial else (asked.repeats, 20.0)
     report = Report("tune_gpu", (__doc__ or "").strip(), device)
     report.conditions = {"studies": []}
     values = []
@@ -75,16 +78,21 @@ def main() -> int:
     settings = {"device": device.type, "tier": "resident"}
     ones = candidates(recipe((64,), 10, MLP, 256, 60_000 if not trial else 4_000, settings), trials)
     with group_of(ones) as group:
+        report.conditions["layout of the MLP"] = asdict(choose_layout(group, ones, layout_s))  # says why, if there is no graph
         stacked = f"MLP 64-256-256-10, batch 256: {trials} in a stack"
         found = take_turns({stacked: rate_of(group, ones, TrialStack, 0, seconds)}, repeats, asked.within)
         report.arm(stacked, "trial-steps/s", found[stacked])
 
-    base = recipe((1, 28, 28), 10, CNN, 256, 60_000 if not trial else 2_000, settings)
+    model, batch = (SMALL_CNN, 32) if trial else (CNN, 256)
+    base = recipe((1, 28, 28), 10, model, batch, 60_000 if not trial else 2_000, settings)
     ones = candidates(base, cnn_trials)
     with group_of(ones) as group, tempfile.TemporaryDirectory(prefix="tune_gpu-") as folder:
-        names = f"CNN 28x28, batch 256: {cnn_trials} in a stack", "CNN 28x28, batch 256: our own run, with its CUDA graph"
+        layout = choose_layout(group, ones, layout_s)
+        report.conditions["layout of the CNN"] = asdict(layout)
+        stacked = f"CNN 28x28, batch 256: {cnn_trials} in a stack"
+        names = f"{stacked}, convolutions {layout.convolutions}", "CNN 28x28, batch 256: our own run, with its CUDA graph"
         arms = {
-            names[0]: rate_of(group, ones, TrialStack, 0, seconds),
+            names[0]: rate_of(group, ones, TrialStack, 0, seconds, layout.convolutions),
             names[1]: lambda: one_after_another(device, base, 20 if trial else 4_000, Path(folder)),
         }
         for name, found_here in take_turns(arms, repeats, asked.within).items():

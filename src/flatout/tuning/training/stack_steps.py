@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -91,7 +92,6 @@ class GraphSteps:
         self._losses = torch.zeros(SLOTS, trials, dtype=torch.float64, device=device)
         self._ahead: tuple[int, int, Tensor] | None = None  # rates of the next steps, computed while the device is busy
         self._launched = 0
-        self._side: torch.cuda.Stream | None = None
         self._replay: Callable[[], object] | None = None
 
     def seek(self, step: int) -> None:
@@ -159,7 +159,7 @@ class GraphSteps:
             yield
             return
         with torch.cuda.device(self._group.device):
-            side = self._side = self._side or torch.cuda.Stream()
+            side = _side_stream(self._group.device)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 yield
@@ -173,6 +173,12 @@ class GraphSteps:
         self._losses.index_copy_(0, self._slot, losses.to(self._losses.dtype)[None])
         self._slot.add_(1)
         self._clock.add_(1)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all stacks: libraries keep a workspace for each stream that they have met."""
+    return torch.cuda.Stream(device)
 
 
 def _captured(device: torch.device, step: Callable[[], None]) -> Callable[[], object]:
