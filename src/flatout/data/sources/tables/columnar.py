@@ -5,9 +5,10 @@ Their readers trust the file, so every batch is checked before it is used: see v
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from flatout.base.errors import DataError, FlatoutError
 from flatout.data.files.allowance import within_memory
@@ -17,8 +18,20 @@ from flatout.data.sources.tables.arrow import Where
 from flatout.data.sources.tables.ipc_sizes import check_batches_fit
 from flatout.data.sources.tables.schema import Types, check_distinct, plain
 from flatout.data.sources.tables.validity import checked
+from flatout.data.sources.tables.value_ranges import ends_of
 
 _BATCH_BYTES = 512 << 20
+
+
+class RowFilter(Protocol):
+    """Leaves rows out, of which some need not be read."""
+
+    @property
+    def bounded(self) -> Sequence[str]:
+        """Columns whose range of values may show that no row is kept."""
+
+    def leaves_out(self, ends: Any, rows: int) -> bool:
+        """Whether all of these rows, of which `ends` has the smallest and the largest values, are left out. Then they count."""
 
 
 class ParquetPart:
@@ -27,6 +40,7 @@ class ParquetPart:
     def __init__(self, place: FilePlace) -> None:
         self.name = place.name
         self._place = place
+        self._filter: RowFilter | None = None
         with self._opened() as file:
             schema = _readable(file.schema_arrow)
             groups = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
@@ -40,10 +54,12 @@ class ParquetPart:
         row = 0
         with self._opened([name for name in types if name in self._texts]) as file:
             most = min(rows_at_once, self._most_rows(file))
-            for batch in file.iter_batches(most, columns=list(types)):
-                for piece in _in_bounds(checked(batch, self.name, row)):
-                    yield piece, Where(self.name, row)
-                    row += piece.num_rows
+            for groups, left_out in self._runs(file):
+                row += left_out
+                for batch in file.iter_batches(most, groups, columns=list(types)) if groups else ():
+                    for piece in _in_bounds(checked(batch, self.name, row)):
+                        yield piece, Where(self.name, row)
+                        row += piece.num_rows
         if row != self.rows:
             raise DataError(f"{self.name} declares {self.rows} rows and has {row}: damaged, or changed while it was read")
 
@@ -52,6 +68,31 @@ class ParquetPart:
 
     def fingerprint(self) -> str:
         return self._place.fingerprint()
+
+    def filtered(self, rows: RowFilter) -> ParquetPart:
+        """The same file, without the row groups of which no row is kept."""
+        part = copy.copy(self)
+        part._filter = rows
+        return part
+
+    def _runs(self, file: Any) -> Iterator[tuple[list[int], int]]:
+        """Neighbouring row groups to read, in order, and how many rows before them are left out."""
+        numbers = list(range(file.metadata.num_row_groups))
+        if self._filter is None or not self._filter.bounded:
+            yield numbers, 0
+            return
+        run, before = list[int](), 0
+        for number in numbers:
+            group = file.metadata.row_group(number)
+            ends = ends_of(group, file.schema_arrow, self._filter.bounded)
+            if ends is None or not self._filter.leaves_out(ends, group.num_rows):
+                run.append(number)
+                continue
+            if run:
+                yield run, before
+                run, before = [], 0
+            before += group.num_rows
+        yield run, before
 
     def _most_rows(self, file: Any) -> int:
         """The rows of a batch that keep its size within bounds.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from flatout.data.fitted.derived.bounds import bounds_of, rules_out
 from flatout.data.fitted.derived.derivation import Derivation
 from flatout.data.fitted.derived.derived_values import DerivedColumn, DerivedDates, DerivedNumbers
 from flatout.data.sources.tables.arrow import ArrowValues, Where
@@ -24,6 +25,7 @@ class KeptRows:
         self._filters = bool(derivation.conditions)
         self._for_conditions = derivation.condition_columns
         self._for_label = [] if self._label is None else derivation.raw_columns([self._label])
+        self._bounds = bounds_of(derivation)
         self.seen, self.left_out = 0, 0
 
     @property
@@ -51,6 +53,18 @@ class KeptRows:
         self.seen += batch.num_rows
         self.left_out += batch.num_rows - int(mask.sum())
         return (made, where) if mask.all() else (made.filter(pa.array(mask)), where.only(mask))
+
+    @property
+    def bounded(self) -> Sequence[str]:
+        return list(dict.fromkeys(name for name, _ in self._bounds))
+
+    def leaves_out(self, ends: Any, rows: int) -> bool:
+        known = [bound for bound in self._bounds if bound[0] in ends.schema.names]
+        if not any(rules_out(self._derivation, bound, ArrowValues(ends)) for bound in known):
+            return False
+        self.seen += rows
+        self.left_out += rows
+        return True
 
     def fingerprint(self) -> str:
         label = self._derivation.expressions.get(self._label or "")

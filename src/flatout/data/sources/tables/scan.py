@@ -12,7 +12,7 @@ from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.data.files.bad import Bad, OnBad
 from flatout.data.files.places import PACKED_SUFFIXES, FilePlace, Written, find, open_plain
 from flatout.data.sources.tables.arrow import Where
-from flatout.data.sources.tables.columnar import ArrowPart, ParquetPart
+from flatout.data.sources.tables.columnar import ArrowPart, ParquetPart, RowFilter
 from flatout.data.sources.tables.csv import CsvPart
 from flatout.data.sources.tables.dialect import CsvOptions
 from flatout.data.sources.tables.jsonl import JsonPart
@@ -91,7 +91,7 @@ class TableFile(Protocol):
     def fingerprint(self) -> str: ...
 
 
-class RowChange(Protocol):
+class RowChange(RowFilter, Protocol):
     """Changes batches as they are read: leaves rows out, adds columns."""
 
     @property
@@ -158,7 +158,8 @@ class Scan:
 
     def changed_by(self, change: RowChange) -> Scan:
         """The same files, with every batch changed as it is read."""
-        return Scan(self._parts, self._stored, self.bad, self.as_written, change)
+        parts = [part.filtered(change) if isinstance(part, ParquetPart) else part for part in self._parts]
+        return Scan(parts, self._stored, self.bad, self.as_written, change)
 
     def _typed(self, types: Types, rows_at_once: int) -> Iterator[tuple[Any, Where]]:
         for part in self._parts:
