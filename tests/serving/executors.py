@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from flatout.base.latency_goal import LatencyGoal
 from flatout.packaging.package import Package, open_package
 from flatout.packaging.runtimes.eager import EagerRuntime
 from flatout.serving.asking import Outcome, ServedModel, Status
 from flatout.serving.control import ControlLine
 from flatout.serving.executor import Executor
-from flatout.serving.goal import LatencyGoal
 from flatout.serving.lane import FrontLane
 from flatout.serving.loading import ModelOrder
 from flatout.serving.records import open_sizes

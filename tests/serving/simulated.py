@@ -10,10 +10,10 @@ from math import inf
 
 import numpy as np
 
+from flatout.base.latency_goal import LatencyGoal
 from flatout.serving.asking import Reason
 from flatout.serving.batching import BatchedModel, Batcher, Waiting
 from flatout.serving.costs import CostCurve
-from flatout.serving.goal import LatencyGoal
 
 ON_A_GPU = [(1, 0.001), (8, 0.0015), (64, 0.004), (256, 0.014)]  # rows, seconds
 

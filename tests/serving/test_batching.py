@@ -11,10 +11,10 @@ import pytest
 from simulated import ON_A_GPU, Answer, model, poisson, simple_rule, simulate
 
 from flatout.base.errors import UsageError
+from flatout.base.latency_goal import LatencyGoal
 from flatout.serving.asking import Reason
 from flatout.serving.batching import Batcher, Waiting
 from flatout.serving.costs import CostCurve
-from flatout.serving.goal import LatencyGoal
 
 CAPACITY = 256 / 0.014  # rows/s of ON_A_GPU
 GOAL, BUDGET_S = "p99 50 ms", 0.045  # the rest of the goal is for the network

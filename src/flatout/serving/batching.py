@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 from typing import Any
 
+from flatout.base.latency_goal import LatencyGoal
 from flatout.serving.arrivals import ArrivalRate
 from flatout.serving.asking import Reason
 from flatout.serving.costs import CostCurve
-from flatout.serving.goal import LatencyGoal
 
 Sizes = tuple[int, ...]
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import FlatoutError, MachineError
+from flatout.base.latency_goal import LatencyGoal
 from flatout.machine.host import usable_cores
 from flatout.serving.control import ControlLine
 from flatout.serving.counters import MOST_MODELS
 from flatout.serving.executor_sums import added
-from flatout.serving.goal import LatencyGoal
 from flatout.serving.kept_packages import keep_package
 from flatout.serving.loading import ModelOrder
 from flatout.serving.options import ServeOptions, WantedModel

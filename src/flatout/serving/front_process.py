@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flatout.base.errors import FlatoutError, UsageError
+from flatout.base.latency_goal import LatencyGoal
 from flatout.packaging.package import open_package
 from flatout.serving.access_log import AccessLog
 from flatout.serving.arena import Arena
@@ -34,7 +35,6 @@ from flatout.serving.front.hooks import RowHooks, RowsHook
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.preparing import Preparer
 from flatout.serving.front.repository import RepositoryEntry
-from flatout.serving.goal import LatencyGoal
 from flatout.serving.lane import FrontLane
 from flatout.serving.options import FrontOptions
 from flatout.serving.pages import ServerPages

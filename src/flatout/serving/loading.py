@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import ModelError
+from flatout.base.latency_goal import LatencyGoal
 from flatout.packaging.package import Package, open_package
 from flatout.packaging.ports import Port
 from flatout.packaging.runtimes.choice import fastest, runtime_named
 from flatout.packaging.runtimes.compiled import CompiledRuntime
 from flatout.packaging.runtimes.runtime import Runtime
 from flatout.serving.device_photos import DevicePhotos, device_photos
-from flatout.serving.goal import LatencyGoal
 from flatout.serving.photo_files import FILES
 from flatout.serving.records import RowLayout, open_sizes
 from flatout.serving.rows_in_rooms import RoomLayout, check_open_dimensions

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flatout.base.svg import RANKS, Axis, Tick, linear, logarithmic
 from flatout.tuning.space.domains import Choices, Domain, Mixture, Range
 from flatout.tuning.views.history import StudyHistory, TrialLine
-from flatout.tuning.views.svg import RANKS, Axis, Tick, linear, logarithmic
 from flatout.tuning.views.words import value_text
 
 _CUT = 0.85  # the share of scores that are always inside; worse ones are drawn at the edge if they would squeeze these

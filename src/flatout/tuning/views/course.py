@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from flatout.base.svg import Axis, Plot, cross, dot, line, linear, logarithmic, path, picture, text
 from flatout.base.tree import Picture
 from flatout.tuning.views.axes import score_axis, thinned
 from flatout.tuning.views.history import DROPPED, WHOLE, StudyHistory, TrialLine
-from flatout.tuning.views.svg import Axis, Plot, cross, dot, line, linear, logarithmic, path, picture, text
 
 _PLOT = Plot(500, 320)
 AT_THE_EDGE = " Scores too bad for the scale are drawn at its edge."

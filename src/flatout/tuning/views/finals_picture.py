@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flatout.base.svg import Axis, Plot, dot, line, linear, path, picture, text
 from flatout.base.tree import Picture
 from flatout.base.units import show_metric
 from flatout.tuning.study.finals import RECIPE
-from flatout.tuning.views.svg import Axis, Plot, dot, line, linear, path, picture, text
 
 _ROWS = (78.0, 178.0)
 _PLOT = Plot(500, 280, left=24, right=24, top=34, bottom=46)

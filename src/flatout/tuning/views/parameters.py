@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from flatout.base.svg import LETTER, RANKS, Axis, Plot, dot, line, path, picture, text
 from flatout.base.tree import Picture
 from flatout.base.units import show_metric
 from flatout.tuning.space.parameter import Parameter
@@ -11,7 +12,6 @@ from flatout.tuning.space.space import Space
 from flatout.tuning.views.axes import ranks, score_axis, thinned, value_ticks
 from flatout.tuning.views.course import AT_THE_EDGE
 from flatout.tuning.views.history import StudyHistory, TrialLine
-from flatout.tuning.views.svg import LETTER, RANKS, Axis, Plot, dot, line, path, picture, text
 from flatout.tuning.views.words import short_keys, shortened
 
 _WIDTH, _ROW = 500.0, 64.0

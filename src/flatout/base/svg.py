@@ -1,4 +1,4 @@
-"""What the pictures of a study share: axes, a grid with labels, and colours for light and dark pages."""
+"""What pictures share: axes, a grid with labels, and colours for light and dark pages."""
 
 from __future__ import annotations
 
