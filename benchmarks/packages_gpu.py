@@ -16,7 +16,7 @@ from evidence import Report, gpu_or_leave, options, take_turns
 import flatout as fo
 from flatout.packaging.export import export
 from flatout.packaging.package import Package
-from flatout.packaging.parity import compare
+from flatout.packaging.parity import TOLERANCES, compare
 from flatout.packaging.runtimes.compiled import CompiledRuntime
 from flatout.packaging.runtimes.eager import EagerRuntime
 from flatout.packaging.runtimes.runtime import Runtime
@@ -74,7 +74,7 @@ def main() -> int:
             arms: dict[str, Callable[[], float]] = {}
             one: dict[str, Callable[[], float]] = {}
             for name, runtime in runtimes.items():
-                parity = compare(runtime.run, package.samples, precision)
+                parity = compare(runtime.run, package.samples, TOLERANCES[precision])
                 print(f"{precision} {name}: {parity.problem or f'largest difference {parity.worst:.2g}'}")
                 on_device = {column: tensor[:64].to(device) for column, tensor in package.samples.rows.items()}
                 on_host = {column: tensor[:1].clone() for column, tensor in package.samples.rows.items()}

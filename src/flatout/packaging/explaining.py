@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine
 from flatout.base.units import show_rate, show_seconds
 from flatout.machine.ceilings import Ceilings
+from flatout.packaging.onnx_program import OnnxProgram
 from flatout.packaging.package import Package
 from flatout.packaging.runtimes.choice import Measured, fastest
 
@@ -77,6 +78,8 @@ def _check(package: Package, measured: Sequence[Measured]) -> str:
 
 def flops_per_row(package: Package, device: torch.device) -> float | None:
     """Of matrix products and convolutions; None if the program has none."""
+    if isinstance(package.program, OnnxProgram):
+        return None
     rows = {name: column[:2].to(device) for name, column in package.samples.rows.items()}
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         package.program.module(package.weights, device)(*(rows[port.name] for port in package.program.inputs))

@@ -13,7 +13,6 @@ from flatout import __version__
 from flatout.base.errors import FlatoutError, MissingExtra, ModelError, NotExportable, RecipeError, StoreError
 from flatout.data.fitted import Fitted
 from flatout.data.fitted.table_rows import TableHost
-from flatout.data.own_fit import with_fit_of
 from flatout.data.source import Batch
 from flatout.engine.job import Job
 from flatout.models.adapters import merged
@@ -25,6 +24,7 @@ from flatout.packaging.folder import check_is_new, new_file, new_folder, write_m
 from flatout.packaging.onnx_file import complete_onnx
 from flatout.packaging.onnx_photos import full_size_difference
 from flatout.packaging.onnx_weights import outside
+from flatout.packaging.own_data import data_of
 from flatout.packaging.package import Package, open_package
 from flatout.packaging.parity import compare
 from flatout.packaging.program import Program
@@ -95,11 +95,8 @@ def _check_finished(run: Run) -> None:
 def _job_and_samples(run: Run, cache: Path | None, notes: list[str]) -> tuple[Job, SampleRows]:
     """With samples of the run's data if it is still there."""
     try:
-        kept = run.folder.read("data.json")
-        data = with_fit_of(run.recipe.load_data(cache), kept)
-        if kept["fingerprint"] == data.fingerprint():
-            return build_job(run.recipe, cache, data=data, trained=True), rows_of_data(data)
-        why = "its files have changed since"
+        data = data_of(run, cache)
+        return build_job(run.recipe, cache, data=data, trained=True), rows_of_data(data)
     except (FlatoutError, OSError) as error:
         why = "; ".join(error.problems) if isinstance(error, RecipeError) else str(error).partition("\n")[0]
     job = job_of(run.folder, run.recipe)

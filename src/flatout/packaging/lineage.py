@@ -32,6 +32,9 @@ def lineage_doc(package: Package) -> Doc:
     ]
     if card["code"] is not None:
         steps.append(("code", card["code"], "must be installed where the package runs"))
+    if (made := card.get("shrunk")) is not None:
+        changes = ", ".join(made["changes"]) or "unchanged"
+        steps.insert(1, ("shrunk", changes, f"from {made['from']['path']}, hash {made['from']['hash']}"))
     rows = [{"what": what, "is": _short(value), "details": details} for what, value, details in steps]
     columns = (TableColumn("what", ""), TableColumn("is", ""), TableColumn("details", ""))
     return Doc(

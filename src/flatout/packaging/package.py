@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.base.errors import DamagedFile, DataError, MissingFile, ModelError
+from flatout.base.errors import DamagedFile, DataError, MachineError, MissingFile, ModelError
 from flatout.base.trust import private_cache
 from flatout.data.feeds.evaluation import EvalFeed
 from flatout.data.fitted import Fitted
@@ -28,10 +28,12 @@ from flatout.packaging.answering import Preparation
 from flatout.packaging.card import read_card
 from flatout.packaging.code_program import CodeProgram
 from flatout.packaging.folder import PackageFolder
+from flatout.packaging.onnx_program import OnnxProgram
 from flatout.packaging.parity import compare
 from flatout.packaging.program import Program
 from flatout.packaging.runtimes.choice import RUNTIMES, SIZES, Measured, MeasuredCache, fastest, measure, runtime_named
 from flatout.packaging.runtimes.eager import EagerRuntime
+from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 from flatout.packaging.runtimes.runtime import Parts, Runtime
 from flatout.packaging.samples import Samples, same_values
 from flatout.store.tensors import read_tensors
@@ -65,14 +67,18 @@ class Package:
         return self.folder.parsed("fitted.json", Fitted.from_json)
 
     @cached_property
-    def program(self) -> Program | CodeProgram:
-        """A graph; or, for a model that can't be written as one, the import path of its code."""
+    def program(self) -> Program | CodeProgram | OnnxProgram:
+        """A graph; for a model that can't be written as one, the import path of its code; or nothing beside an ONNX file."""
+        if "onnx.json" in self.folder.names():
+            return self.folder.parsed("onnx.json", OnnxProgram.from_json)
         if "code.json" in self.folder.names():
             return self.folder.parsed("code.json", CodeProgram.from_json)
         return self.folder.parsed("program.json", Program.from_json)
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:
+        if not self.program.weight_names:
+            return {}
         tensors = read_tensors(self.path / "weights.safetensors")
         for name in self.program.weight_names:
             if name not in tensors:
@@ -95,7 +101,8 @@ class Package:
         precision = self.card["precision"] if device.type == "cuda" else "fp32"
         onnx = self.path / "model.onnx"
         compiled = None if cache is None else private_cache(cache) / "packages" / self.folder.hash  # libraries are run
-        return Parts(self.program, self.weights, device, precision, onnx if onnx.exists() else None, compiled)
+        there = onnx if onnx.exists() else None
+        return Parts(self.program, self.weights, device, precision, there, compiled, self.card.get("tolerance"))
 
     def measured(
         self,
@@ -132,7 +139,7 @@ class Package:
         parts = self.parts(device, cache)
         made = kind.load(parts)
         self.check_preparation()
-        parity = compare(made.run, self.samples, parts.precision)
+        parity = compare(made.run, self.samples, parts.allowed)
         if not parity.holds:
             raise ModelError(f"{kind.name} does not give the run's outputs here: {parity.problem}")
         return made
@@ -148,8 +155,9 @@ class Package:
     def model(self, device: str = "cpu") -> PackagedModel:
         """In eval mode. It takes raw rows as one batch, as `predict` does, and returns the columns of `predict` as tensors."""
         place = torch.device(device)
-        self._checked(EagerRuntime.load(self.parts(place)), place)
-        return PackagedModel(self.fitted, self.program, self.program.module(self.weights, place), place)
+        runtime = self._quick(place)
+        module = _Answers(runtime, self.program) if isinstance(self.program, OnnxProgram) else None
+        return PackagedModel(self.fitted, self.program, module or self.program.module(self.weights, place), place)
 
     def predict(
         self,
@@ -200,20 +208,40 @@ class Package:
         return generate_packaged(self.fitted, objective, self.program.inputs, run, prompt, options, **how)
 
     def _quick(self, device: torch.device) -> Runtime:
-        return self._checked(EagerRuntime.load(self.parts(device)), device)
+        """The runtime that needs no comparison with others: eager, or the only one of a package that is an ONNX file."""
+        kind = OnnxRuntime if isinstance(self.program, OnnxProgram) else EagerRuntime
+        parts = self.parts(device)
+        if (why := kind.why_not(parts)) is not None:
+            raise MachineError(why)
+        return self._checked(kind.load(parts), device)
 
     def _checked(self, runtime: Runtime, device: torch.device) -> Runtime:
         """The same runtime. ModelError if it does not give the run's outputs on the first samples."""
-        parity = compare(runtime.run, self.samples.first(_FEW_SAMPLES), self.parts(device).precision)
+        parity = compare(runtime.run, self.samples.first(_FEW_SAMPLES), self.parts(device).allowed)
         if not parity.holds:
             raise ModelError(f"{runtime.name} does not give the run's outputs with {self.path}: {parity.problem}")
         return runtime
 
 
+class _Answers(nn.Module):
+    """A runtime as a module: inputs and outputs in the order of the program."""
+
+    def __init__(self, runtime: Runtime, program: OnnxProgram) -> None:
+        super().__init__()
+        self._runtime, self._program = runtime, program
+
+    def forward(self, *columns: Tensor) -> tuple[Tensor, ...]:
+        rows = {port.name: column for port, column in zip(self._program.inputs, columns, strict=True)}
+        made = self._runtime.run(rows)
+        return tuple(made[port.name] for port in self._program.outputs)
+
+
 class PackagedModel(nn.Module):
     """Raw rows in, named tensors out, on the device that it was made for: `package.model("cuda")` makes one for a GPU."""
 
-    def __init__(self, fitted: Fitted, program: Program | CodeProgram, module: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, fitted: Fitted, program: Program | CodeProgram | OnnxProgram, module: nn.Module, device: torch.device
+    ) -> None:
         super().__init__()
         self.program = module
         self._fitted, self._before, self._place = fitted, Preparation(fitted).before, device

@@ -41,9 +41,9 @@ class Parity:
         return {**vars(self), "batches": list(self.batches)}
 
 
-def compare(answers: Answers, samples: Samples, precision: str = "fp32") -> Parity:
+def compare(answers: Answers, samples: Samples, tolerance: float = TOLERANCES["fp32"]) -> Parity:
     """Runs a few batches of 1 and 7 samples, one of 64 and one of all. An error of the runtime is a problem, not raised."""
-    tolerance, total = TOLERANCES[precision], len(samples)
+    total = len(samples)
     found = Parity(tolerance, rows=total)
     batches = tuple(size for size in sorted({1, _SMALL, 64, total}) if size <= total)
     for size in batches:

@@ -19,6 +19,7 @@ from torch import Tensor
 from flatout.base.errors import MachineError
 from flatout.data.source import Batch
 from flatout.packaging.code_program import CodeProgram
+from flatout.packaging.onnx_program import ONLY_ONNX, OnnxProgram
 from flatout.packaging.program import dtype_named
 from flatout.packaging.runtimes.runtime import Parts, Runtime, arithmetic, inputs_of, without_rows
 
@@ -35,6 +36,8 @@ class AheadRuntime(Runtime):
     def why_not(cls, parts: Parts) -> str | None:
         if isinstance(parts.program, CodeProgram):
             return "the model can't be written as a graph"
+        if isinstance(parts.program, OnnxProgram):
+            return ONLY_ONNX
         if shutil.which("g++") is None and shutil.which("clang++") is None:
             return "no C++ compiler: install g++"
         return "there is no cache folder to keep the compiled library in" if parts.compiled is None else None

@@ -95,7 +95,7 @@ def _measured(kind: type[Runtime], parts: Parts, samples: Samples, sizes: Sequen
         runtime = kind.load(parts)
     except FlatoutError as error:
         return Measured(kind.name, str(error))
-    parity = compare(runtime.run, samples, parts.precision)
+    parity = compare(runtime.run, samples, parts.allowed)
     load_s = time.perf_counter() - start
     if not parity.holds:
         return Measured(kind.name, f"left out: {parity.problem}", parity, load_s=load_s)

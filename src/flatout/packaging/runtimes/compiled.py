@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data.source import Batch
+from flatout.packaging.onnx_program import ONLY_ONNX, OnnxProgram
 from flatout.packaging.program import dtype_named
 from flatout.packaging.runtimes.runtime import Parts, Runtime, arithmetic, columns_of, inputs_of, without_rows
 
@@ -39,6 +40,8 @@ class CompiledRuntime(Runtime):
 
     @classmethod
     def why_not(cls, parts: Parts) -> str | None:
+        if isinstance(parts.program, OnnxProgram):
+            return ONLY_ONNX
         if parts.device.type == "cpu" and shutil.which("g++") is None and shutil.which("clang++") is None:
             return "no C++ compiler: install g++"
         return None

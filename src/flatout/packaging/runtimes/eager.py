@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data.source import Batch
+from flatout.packaging.onnx_program import ONLY_ONNX, OnnxProgram
 from flatout.packaging.runtimes.runtime import Parts, Runtime, arithmetic, inputs_of
 
 
@@ -21,7 +22,7 @@ class EagerRuntime(Runtime):
 
     @classmethod
     def why_not(cls, parts: Parts) -> str | None:
-        return None
+        return ONLY_ONNX if isinstance(parts.program, OnnxProgram) else None
 
     @classmethod
     def load(cls, parts: Parts) -> EagerRuntime:

@@ -159,7 +159,7 @@ def from_prepared(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto])
         if needed.isdisjoint(node.output) or not given.isdisjoint(node.output):
             continue
         nodes.append(node)
-        needed.update(_read_by(node))
+        needed.update(read_by(node))
     weights = [tensor for tensor in model.graph.initializer if tensor.name in needed]
     graph = onnx.helper.make_graph(nodes[::-1], model.graph.name, inputs, outputs, weights)
     return onnx.helper.make_model(  # type: ignore[no-any-return]
@@ -167,12 +167,12 @@ def from_prepared(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto])
     )
 
 
-def _read_by(node: onnx.NodeProto) -> set[str]:
+def read_by(node: onnx.NodeProto) -> set[str]:
     """The values that a node takes, also inside of its branches and loops."""
     read = set(node.input)
     for attribute in node.attribute:
         for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-            read.update(name for inner in graph.node for name in _read_by(inner))
+            read.update(name for inner in graph.node for name in read_by(inner))
             read.update(output.name for output in graph.output)
     return read
 

@@ -19,6 +19,8 @@ from flatout.base.errors import DataError
 from flatout.data.source import Batch
 from flatout.engine.precision import autocast
 from flatout.packaging.code_program import CodeProgram
+from flatout.packaging.onnx_program import OnnxProgram
+from flatout.packaging.parity import TOLERANCES
 from flatout.packaging.ports import Port
 from flatout.packaging.program import Program, dtype_named
 
@@ -33,14 +35,20 @@ _MOST_BYTES = 2 << 30  # of a batch's rows on the host
 @dataclass(frozen=True)
 class Parts:
     """What a runtime is built from: the program with its weights, its ONNX file if there is one, and a folder for what is
-    compiled on this machine."""
+    compiled on this machine. `tolerance`: of a package that has its own, instead of that of its precision."""
 
-    program: Program | CodeProgram
+    program: Program | CodeProgram | OnnxProgram
     weights: Mapping[str, Tensor]
     device: torch.device
     precision: str = "fp32"
     onnx: Path | None = None
     compiled: Path | None = None
+    tolerance: float | None = None
+
+    @property
+    def allowed(self) -> float:
+        """The largest difference from the stored outputs."""
+        return TOLERANCES[self.precision] if self.tolerance is None else self.tolerance
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,80 @@
+"""A package made from another one: another model inside, the same rows in and names out, with a card that says where from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flatout import __version__
+from flatout.base.errors import ModelError
+from flatout.packaging.folder import MANIFEST, new_folder, write_manifest, write_parsed
+from flatout.packaging.onnx_core import whole_model, with_core
+from flatout.packaging.onnx_program import OnnxProgram
+from flatout.packaging.package import Package, open_package
+from flatout.packaging.parity import compare
+from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
+from flatout.store.tensors import write_tensors
+
+if TYPE_CHECKING:
+    import onnx
+
+RECEIPT = "shrink.json"
+_MODEL = (
+    "program.json",
+    "code.json",
+    "onnx.json",
+    "weights.safetensors",
+    "model.onnx",
+    "samples.safetensors",
+    "card.json",
+    RECEIPT,
+)
+
+
+@dataclass(frozen=True)
+class NewModel:
+    """`core` computes from prepared rows; `outputs` are its own on the samples, which other machines must give too, within
+    `tolerance`."""
+
+    core: onnx.ModelProto
+    outputs: Mapping[str, Tensor]
+    tolerance: float
+
+
+def write_derived(
+    source: Package, out: Path, model: NewModel | None, shrunk: Mapping[str, Any], files: Mapping[str, Any]
+) -> Package:
+    """`shrunk`: for the card. `files`: JSON to keep in the package. Without a `model`, that of `source` is copied."""
+    kept = [name for name in source.folder.names() if name not in (RECEIPT, MANIFEST) and (model is None or name not in _MODEL)]
+    card = {**source.card, "shrunk": {"from": {"path": str(source.path.resolve()), "hash": source.folder.hash}, **shrunk}}
+    with new_folder(out) as folder:
+        for name in kept:
+            (folder / name).write_bytes(source.folder.read(name))
+        if model is not None:
+            parity = _write_model(folder, source, model)
+            card |= {"tolerance": model.tolerance, "code": None, "parity": {OnnxRuntime.name: parity}}
+        write_parsed(folder, "card.json", card)
+        for name, content in files.items():
+            write_parsed(folder, name, content)
+        write_manifest(folder, __version__)
+    return open_package(out)
+
+
+def _write_model(folder: Path, source: Package, model: NewModel) -> dict[str, object]:
+    """The comparison of the written file with the outputs that were judged."""
+    program = OnnxProgram(source.program.inputs, source.program.outputs)
+    write_parsed(folder, "onnx.json", program.to_json())
+    whole = with_core(whole_model(source.path / "model.onnx"), model.core)
+    path = folder / "model.onnx"
+    path.write_bytes(whole.SerializeToString())
+    samples = replace(source.samples, outputs=dict(model.outputs))
+    write_tensors(folder / "samples.safetensors", samples.tensors())
+    parity = compare(OnnxRuntime(path, torch.device("cpu")).run, samples, model.tolerance)
+    if not parity.holds:
+        raise ModelError(f"the written file does not give the outputs that were judged: {parity.problem}; nothing was written")
+    return parity.to_json()
