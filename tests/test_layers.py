@@ -34,6 +34,7 @@ LAYERS = {
     "boost": 10,  # tries remedies on any script
     "explore": 10,
     "serving": 10,  # knows packages, not runs
+    "shrinking": 10,  # knows packages, not runs
     "tuning": 10,  # what to try, and the trials of it
     "loadtest": 10,  # asks any server
     "fleet": 11,  # starts `python -m flatout` elsewhere

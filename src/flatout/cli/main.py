@@ -20,8 +20,10 @@ from flatout.cli import (
     load,
     machine,
     packages,
+    receipt,
     runs,
     serve,
+    shrink,
     training,
     tune,
 )
@@ -48,12 +50,13 @@ app.command("summary", cls=RecipeCommand)(finding_out.summary)
 app.command("overfit", cls=RecipeCommand)(finding_out.overfit)
 app.command("tune", cls=RecipeCommand)(tune.tune)
 app.command("explain", cls=RecipeCommand)(training.explain)
-app.command("receipt")(training.receipt)
+app.command("receipt")(receipt.receipt)
 app.command("evaluate")(training.evaluate)
 app.command("predict")(training.predict)
 app.command("generate", cls=GenerateCommand)(generate.generate)
 app.command("export")(packages.export)
 app.command("why")(packages.why)
+app.command("shrink")(shrink.shrink)
 app.command("serve")(serve.serve)
 app.command("load")(load.load)
 app.command("probe")(machine.probe)

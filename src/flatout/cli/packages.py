@@ -89,6 +89,33 @@ def opened(path: Path) -> Package | None:
     return open_package(path) if is_package(path) else None
 
 
+def package_folder(given: str, runs: Path, say: Callable[[str], None]) -> tuple[str, Path]:
+    """The folder of a package, and a name for it: that of the folder, or of the run. A run is exported first, once."""
+    from flatout.packaging.folder import is_package
+
+    if is_package(Path(given)):
+        return Path(given).resolve().name or "model", Path(given)
+    from flatout.base.child import Child, Printed
+    from flatout.base.errors import ModelError, NotARun
+    from flatout.runs.record import load
+
+    try:
+        run = load(given, runs=runs)
+    except NotARun as error:
+        raise NotARun(f"{given} is no package, and {error}") from error
+    cache = cache_folder()
+    target = (cache if cache is not None else run.path) / "served" / run.folder.identity
+    if is_package(target):
+        return run.name, target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    say(f"exporting {run.name}")
+    command = [sys.executable, "-m", "flatout", "export", str(run.path), "--out", str(target)]
+    with Child(command, output=Printed.DROPPED) as child:  # a process of its own: this one is forked later
+        if child.wait() != 0:
+            raise ModelError(f"{run.name} can't be exported: {child.printed().strip() or child.how_it_ended()}")
+    return run.name, target
+
+
 def explained(package: Package, say: Callable[[str], None]) -> Doc:
     from flatout.packaging.verbs import explain_package
 

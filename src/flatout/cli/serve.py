@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flatout.base.errors import UsageError
+from flatout.cli.packages import package_folder
 from flatout.cli.places import cache_folder
 
 Models = Annotated[
@@ -76,7 +77,7 @@ def serve(
 
     wanted = []
     for name, given in map(_named, models):
-        usual, package = _package(given, runs)
+        usual, package = package_folder(given, runs, _say)
         wanted.append(WantedModel(usual if name is None else name, package))
     front = FrontOptions(
         token=_token(token_file),
@@ -119,33 +120,6 @@ def _named(given: str) -> tuple[str | None, str]:
     """NAME=PACKAGE, or a package without a name."""
     name, equals, package = given.partition("=")
     return (name, package) if equals and "/" not in name else (None, given)  # a folder's name may have the sign too
-
-
-def _package(given: str, runs: Path) -> tuple[str, Path]:
-    """The folder of a package, and a name for it: that of the folder, or of the run. A run is exported first, once."""
-    from flatout.packaging.folder import is_package
-
-    if is_package(Path(given)):
-        return Path(given).resolve().name or "model", Path(given)
-    from flatout.base.child import Child, Printed
-    from flatout.base.errors import ModelError, NotARun
-    from flatout.runs.record import load
-
-    try:
-        run = load(given, runs=runs)
-    except NotARun as error:
-        raise NotARun(f"{given} is no package, and {error}") from error
-    cache = cache_folder()
-    target = (cache if cache is not None else run.path) / "served" / run.folder.identity
-    if is_package(target):
-        return run.name, target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _say(f"exporting {run.name}")
-    command = [sys.executable, "-m", "flatout", "export", str(run.path), "--out", str(target)]
-    with Child(command, output=Printed.DROPPED) as child:  # a process of its own: this one is forked later
-        if child.wait() != 0:
-            raise ModelError(f"{run.name} can't be exported: {child.printed().strip() or child.how_it_ended()}")
-    return run.name, target
 
 
 def _token(file: Path | None) -> str | None:

@@ -212,19 +212,6 @@ def _stored_plan(given: Path, runs: Path, changes: list[str]) -> tuple[str, Doc]
     return f"Plan of {found.name}", found.explain_doc()
 
 
-def receipt(run: RunName, runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """Show which settings were tried before a run. Says which were kept or rejected, with measurements and proof."""
-    from flatout.base.tree import to_data, to_text
-    from flatout.plan.receipt_view import receipt_doc
-    from flatout.runs import verbs
-
-    found = verbs.load(run, runs=runs)
-    if found.receipt is None:
-        raise UsageError(f"{found.name} has no receipt: no settings were tried (--planning off, or a run of unknown length)")
-    doc = receipt_doc(found.name, found.receipt)
-    print_json(to_data(doc)) if as_json else print(to_text(doc))
-
-
 def evaluate(
     run: RunName,
     data: Annotated[

@@ -1,0 +1,1 @@
+"""What can be changed about a model, one small module each."""

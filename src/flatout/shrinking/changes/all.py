@@ -1,0 +1,14 @@
+"""All changes. A new one is a module of its own and a word here."""
+
+from __future__ import annotations
+
+from flatout.shrinking.changes.bfloat16 import Bfloat16
+from flatout.shrinking.changes.change import ModelChange
+from flatout.shrinking.changes.float16 import Float16
+from flatout.shrinking.changes.int8_dynamic import Int8Dynamic
+from flatout.shrinking.changes.int8_static import Int8Static
+from flatout.shrinking.changes.small_weights import SmallWeights
+
+CHANGES: dict[str, ModelChange] = {
+    one.name: one for one in (Int8Dynamic(), Int8Static(), Float16(), Bfloat16(), SmallWeights())
+}

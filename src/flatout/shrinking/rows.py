@@ -1,0 +1,93 @@
+"""The rows that a shrink needs: some to calibrate, some to tune by, and held-out ones, used for nothing else, to judge by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flatout.base.errors import DataError, UsageError
+from flatout.data.data import Data
+from flatout.data.source import Batch, Source
+from flatout.packaging.answering import Preparation
+from flatout.packaging.package import Package
+from flatout.store.tensors import write_tensors
+
+CALIBRATING, TUNING, JUDGING = "calibrating", "tuning", "judging"
+_MOST = {CALIBRATING: 2048, TUNING: 20_000, JUDGING: 200_000}
+_MOST_BYTES = 512 << 20
+_AT_ONCE = 4096
+_SEED = 7
+
+
+@dataclass(frozen=True)
+class RowSets:
+    """Prepared rows, inputs of the program and `y`. `origin` says where the judging rows come from."""
+
+    sets: dict[str, Batch]
+    origin: str
+
+    def count(self, name: str) -> int:
+        return len(self.sets[name]["y"])
+
+    def write(self, folder: Path) -> None:
+        for name, rows in self.sets.items():
+            write_tensors(folder / f"{name}.safetensors", {key: column.contiguous() for key, column in rows.items()})
+
+
+def rows_of_run(package: Package, data: Data) -> RowSets:
+    """Judged on the test part, else on the validation part; calibrated and tuned on training rows."""
+    parts = data.parts()
+    held_out = next((name for name in ("test", "validation") if name in parts), None)
+    if held_out is None:
+        raise UsageError(
+            f"{package.card['run']['name']} has no held-out rows, so no change can be proven as accurate: set holdout: 0.2 or "
+            "validation: FILE under data in the recipe and train again, or give labelled rows with --data"
+        )
+    some = _shuffled(len(parts["train"]), _MOST[CALIBRATING] + _MOST[TUNING])
+    few = min(len(some) // 2, _MOST[CALIBRATING])
+    sets = {
+        CALIBRATING: _read(package, parts["train"], some[:few]),
+        TUNING: _read(package, parts["train"], some[few:]),
+        JUDGING: _read(package, parts[held_out], _shuffled(len(parts[held_out]), _MOST[JUDGING])),
+    }
+    return RowSets(sets, f"the {held_out} part of the run's data")
+
+
+def rows_of_file(package: Package, source: Source, name: str) -> RowSets:
+    """Of other labelled rows: an eighth calibrates, an eighth tunes, the rest judges."""
+    some = _shuffled(len(source), sum(_MOST.values()))
+    few = [min(len(some) // 8, _MOST[which]) for which in (CALIBRATING, TUNING)]
+    cuts = [0, few[0], few[0] + few[1], len(some)]
+    picked = [some[start:stop] for start, stop in pairwise(cuts)]
+    sets = {which: _read(package, source, rows) for which, rows in zip((CALIBRATING, TUNING, JUDGING), picked, strict=True)}
+    return RowSets(sets, f"three quarters of {name}")
+
+
+def _shuffled(count: int, most: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(_SEED))[:most]
+
+
+def _read(package: Package, source: Source, rows: Tensor) -> Batch:
+    if source.stream is not None:
+        raise DataError("rows of a stream can't be read again: give labelled rows with --data")
+    if not len(rows):
+        raise DataError("there are no rows to judge by: give labelled rows with --data")
+    names = [port.name for port in package.program.inputs]
+    before = Preparation(package.fitted).before
+    pieces: dict[str, list[Tensor]] = {}
+    room = _MOST_BYTES
+    for start in range(0, len(rows), _AT_ONCE):
+        batch = source.read(rows[start : start + _AT_ONCE].sort().values)
+        if "y" not in batch:
+            raise DataError("the rows have no labels, and accuracy can't be judged without: add the label's column")
+        prepared = {name: column for name, column in before(batch).items() if name in (*names, "y")}
+        room -= sum(column.nbytes for column in prepared.values())
+        for name, column in prepared.items():
+            pieces.setdefault(name, []).append(column)
+        if room < 0:
+            break
+    return {name: torch.cat(some) for name, some in pieces.items()}

@@ -1,0 +1,1 @@
+"""How a shrunk package is shown: its receipt and its picture."""

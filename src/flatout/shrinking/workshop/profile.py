@@ -1,0 +1,48 @@
+"""Where a call's time goes: microseconds by operator, as onnxruntime's profiler has them, and of the whole call."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatout.packaging.onnx_libraries import library
+
+_CALLS, _MOST_S = 60, 1.0
+
+
+def profiled(model: Path, given: dict[str, Any], folder: Path) -> dict[str, Any]:
+    runtime = library("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    plain = runtime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    whole_us, calls = _timed_us(plain, given)
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "profile")
+    watched = runtime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    for _ in range(calls):
+        watched.run(None, given)
+    file = Path(watched.end_profiling())
+    spent: dict[str, float] = defaultdict(float)
+    for event in json.loads(file.read_text()):
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+            spent[event["args"]["op_name"]] += event["dur"] / calls
+    file.unlink()
+    share = min(1.0, whole_us / max(sum(spent.values()), 1e-9))  # the profiler slows short operators
+    return {"whole_us": whole_us, "operators_us": {name: share * us for name, us in spent.items()}}
+
+
+def _timed_us(session: Any, given: dict[str, Any]) -> tuple[float, int]:
+    for _ in range(3):
+        session.run(None, given)
+    times: list[float] = []
+    while len(times) < _CALLS and (sum(times) < _MOST_S or len(times) < 5):
+        began_s = time.perf_counter()
+        session.run(None, given)
+        times.append(time.perf_counter() - began_s)
+    return 1e6 * sorted(times)[len(times) // 2], len(times)

@@ -1,0 +1,85 @@
+"""Times two runtimes in turns, so that other load on the machine slows both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flatout.data.source import Batch
+from flatout.machine.meters import Meters
+from flatout.packaging.runtimes.runtime import Runtime
+
+_BLOCK_S, _MOST_CALLS = 4e-3, 256
+_WARM_UP = 3
+
+
+@dataclass
+class TimedCalls:
+    """Seconds of a call, block by block; of single calls; and joules, if they can be read."""
+
+    blocks_s: list[float] = field(default_factory=list)
+    calls_s: list[float] = field(default_factory=list)
+    joules: float | None = None
+    rows: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        per_row = self.joules / self.rows if self.joules is not None and self.rows else None
+        return {"blocks_s": self.blocks_s, "calls_s": self.calls_s, "joules_a_row": per_row}
+
+
+def in_turns(
+    first: Runtime, second: Runtime, rows: Batch, size: int, turns: int, most_s: float
+) -> tuple[TimedCalls, TimedCalls]:
+    """Blocks of calls with `size` rows, in the order ab ba ab ...; at least 8 turns, more until `turns` or `most_s`."""
+    given = _cut(rows, size)
+    arms = TimedCalls(), TimedCalls()
+    pairs = list(zip((first, second), arms, strict=True))
+    calls = max(_calls(runtime, given) for runtime, _ in pairs)
+    meters, began_s = Meters(torch.device("cpu")), time.perf_counter()
+    for turn in range(turns):
+        if turn >= 8 and time.perf_counter() - began_s > most_s:
+            break
+        for runtime, arm in pairs if turn % 2 == 0 else reversed(pairs):
+            before = meters.read().energy_j
+            _block(runtime, given, calls, arm)
+            after = meters.read().energy_j
+            if before is not None and after is not None:
+                arm.joules = (arm.joules or 0.0) + after - before
+            arm.rows += calls * size
+    return arms
+
+
+def _block(runtime: Runtime, given: Mapping[str, Any], calls: int, arm: TimedCalls) -> None:
+    spent_s = 0.0
+    for _ in range(calls):
+        began_s = time.perf_counter()
+        _call(runtime, given)
+        call_s = time.perf_counter() - began_s
+        arm.calls_s.append(call_s)
+        spent_s += call_s
+    arm.blocks_s.append(spent_s / calls)
+
+
+def _call(runtime: Runtime, given: Mapping[str, Any]) -> None:
+    """As the server calls it."""
+    if runtime.takes_arrays:
+        runtime.run_arrays(given)
+    else:
+        runtime.run({name: torch.from_numpy(column) for name, column in given.items()})
+
+
+def _calls(runtime: Runtime, given: Mapping[str, Any]) -> int:
+    for _ in range(_WARM_UP):
+        _call(runtime, given)
+    began_s = time.perf_counter()
+    _call(runtime, given)
+    return max(1, min(_MOST_CALLS, round(_BLOCK_S / max(time.perf_counter() - began_s, 1e-7))))
+
+
+def _cut(rows: Batch, size: int) -> dict[str, Any]:
+    places = torch.arange(size) % len(next(iter(rows.values())))
+    return {name: column.index_select(0, places).numpy() for name, column in rows.items()}

@@ -1,0 +1,64 @@
+"""The folder and the process in which candidates are made. The process may crash or hang; the next question starts another."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from flatout.base.answering_child import FAILED, AnsweringChild, NoAnswer
+from flatout.packaging.package import Package
+from flatout.shrinking.rows import RowSets
+from flatout.shrinking.workshop.bench import ASKED, CandidateBench
+
+_START_S = 120.0
+
+
+class Workshop:
+    """`isolated`: in a process of its own. Otherwise questions are answered here, where a crash ends everything."""
+
+    def __init__(self, package: Package, rows: RowSets, objective: str, *, isolated: bool = True) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="flatout-shrink-")
+        self.folder = Path(self._temporary.name)
+        rows.write(self.folder)
+        self._asked = {"package": str(package.path.resolve()), "objective": objective, "runtime": ""}
+        self._write()
+        self._child: AnsweringChild | None = None
+        self._bench: CandidateBench | None = None
+        if isolated:
+            threads = str(torch.get_num_threads())
+            command = [sys.executable, "-m", "flatout.cli.shrink_worker", str(self.folder), threads]
+            self._child = AnsweringChild(command, _START_S)
+
+    def ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """The answer, or `NoAnswer`."""
+        if self._child is not None:
+            return self._child.ask(question, limit_s)
+        if self._bench is None:
+            self._bench = CandidateBench(self.folder)
+        try:
+            return self._bench.answer(question)
+        except Exception as error:
+            raise NoAnswer(FAILED, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
+
+    def serve_with(self, runtime: str) -> None:
+        """The runtime of the source, which a new process has to know too."""
+        self._asked["runtime"] = runtime
+        self._write()
+
+    def _write(self) -> None:
+        (self.folder / ASKED).write_text(json.dumps(self._asked))
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._child is not None:
+            self._child.stop()
+        self._temporary.cleanup()

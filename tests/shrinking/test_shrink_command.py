@@ -1,0 +1,169 @@
+"""`flatout shrink` as a user runs it: the package that comes out, its receipt, and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import flatout as fo
+from flatout.base.answering_child import CRASHED, NoAnswer
+from flatout.base.errors import FlatoutError, MissingExtra, UsageError
+from flatout.packaging.export import export
+from flatout.packaging.onnx_libraries import library
+from flatout.packaging.package import Package, open_package
+from flatout.shrinking import verb
+from flatout.shrinking.rows import RowSets, rows_of_run
+from flatout.shrinking.views.receipt import shrink_doc
+from flatout.shrinking.workshop.bench import CandidateBench
+from flatout.shrinking.workshop.workshop import Workshop
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def as_if_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is real but the clock: each change takes half as long as the source, int8 static a third."""
+
+    def timed(self: CandidateBench, first: str, second: str, batch: int, turns: int, most_s: float) -> dict[str, Any]:
+        return {"first": _arm(first, turns), "second": _arm(second, turns)}
+
+    monkeypatch.setattr(CandidateBench, "_time", timed)
+
+
+def _arm(name: str, turns: int) -> dict[str, Any]:
+    seconds = {"source": 6e-4, "candidate-1": 2e-4}.get(name, 3e-4)
+    return {"blocks_s": [seconds] * turns, "calls_s": [seconds] * turns, "joules_a_row": None}
+
+
+def test_a_faster_package_answers_like_its_source(package: Package, as_if_fast: None, command: Command) -> None:
+    made = verb.shrink(package, "shrunk", margin=1.0, batches=(1, 64), isolated=False)
+    assert made.kept == ("int8 static",) and made.goal_met
+    assert re.search(r"3\.00x as fast at batch 1.*smaller.*accuracy", made.sentence)
+
+    shrunk = open_package(Path("shrunk"))
+    x = package.samples.rows["x"][:40].numpy()
+    found, wanted = shrunk.predict(x)["probabilities"], package.predict(x)["probabilities"]
+    assert not torch.equal(found, wanted)
+    torch.testing.assert_close(found, wanted, atol=0.15, rtol=0.0)
+    torch.testing.assert_close(shrunk.model()(x)["probabilities"], found, atol=0.02, rtol=0.0)
+    names = {one.name: one.why_not for one in shrunk.measured(torch.device("cpu"), None)}
+    assert names["onnxruntime"] is None and "ONNX file alone" in str(names["eager"])
+
+    code, out, _ = command("why", "shrunk")
+    assert code == 0 and f"from {package.path}, hash {package.folder.hash}" in out and "int8 static" in out
+    code, out, _ = command("receipt", "shrunk", "--html", "page.html")
+    assert code == 0
+    for words in (
+        "3.00x",
+        "accuracy",
+        "1,500 rows, the validation part",
+        "replaced by" if "replaced" in out else "kept",
+        "p99",
+    ):
+        assert words in out
+    page = Path("page.html").read_text()
+    assert "data:image/svg+xml" in page
+    written = json.loads(command("receipt", "shrunk", "--json")[1])
+    static = next(one for one in written["entries"] if one["name"] == "int8_static")
+    assert static["check"]["checks"][0]["n"] == 1500 and static["check"]["notes"]["steady"] in (True, False)
+
+
+def test_where_nothing_pays_the_package_is_unchanged_and_one_sentence_says_why(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CandidateBench, "_time", lambda self, first, second, batch, turns, most_s: {
+        "first": _arm("source", turns), "second": _arm("other", turns)})  # fmt: skip
+    made = verb.shrink(package, "shrunk", isolated=False)
+    assert made.kept == () and made.sentence.startswith("nothing pays; the best was int8")
+    x = np.zeros((3, 8, 8), np.uint8)
+    assert torch.equal(open_package(Path("shrunk")).predict(x)["probabilities"], package.predict(x)["probabilities"])
+    assert "nothing pays" in str(shrink_doc(made.package).nodes[0])
+
+
+def test_a_goal_that_is_not_met_offers_the_nearest_point(package: Package, as_if_fast: None, command: Command,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(verb.shrink, "__kwdefaults__", {**verb.shrink.__kwdefaults__, "isolated": False})
+    code, out, errors = command("shrink", package.path, "--goal", "speed 20x", "--margin", "1", "--quiet")
+    assert code == 1 and "the goal is not met; shrunk has the nearest package" in errors
+    assert "The goal speed 20x is not met: 3.00x is the nearest that is as accurate" in out
+    assert command("shrink", package.path, "--quiet")[2].startswith("flatout: shrunk exists already")
+
+
+def test_a_process_that_dies_is_started_again(package: Package, rows: RowSets) -> None:
+    with Workshop(package, rows, "classify") as workshop:
+        workshop.serve_with("onnxruntime")
+        assert workshop.ask({"ask": "start", "batch": 1}, 300.0)["bytes"] > 0
+        assert workshop._child is not None and workshop._child._running is not None
+        os.kill(workshop._child._running.child.pid, signal.SIGKILL)
+        with pytest.raises(NoAnswer) as none:
+            workshop.ask({"ask": "start", "batch": 1}, 300.0)
+        assert none.value.kind == CRASHED
+        step = {"change": "int8_dynamic", "value": "", "floats": []}
+        assert workshop.ask({"ask": "make", "steps": [step], "name": "candidate"}, 300.0)["bytes"] > 0
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--goal", "quick"], "--goal is 'p99 5 ms'"),
+        (["--goal", "size 1x"], "a factor above 1 is expected"),
+        (["--margin", "0"], "--margin is above 0"),
+        (["--batch", "few"], "--batch is a number of rows"),
+        (["--within", "soon"], "expected a number and a unit"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_tried(
+    package: Package, given: list[str], words: str, command: Command
+) -> None:
+    code, out, errors = command("shrink", package.path, *given)
+    assert code == 2 and words in errors and not out and not Path("shrunk").exists()
+
+
+def test_a_run_without_held_out_rows_says_what_to_set(command: Command) -> None:
+    x, y = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32), np.arange(64) % 2
+    data = fo.data.arrays(x, y)
+    recipe = fo.Recipe(data=data, model="mlp", batch=32, lr=1e-2, budget="1 epoch", evaluate=None, settings={"device": "cpu"})
+    run = fo.run(recipe, cache=None, planning="off")
+    export(run, Path("package"))
+    with pytest.raises(UsageError, match=r"has no held-out rows.*holdout: 0.2.*--data"):
+        rows_of_run(open_package(Path("package")), data)
+    np.savez("held.npz", x=x, y=y)
+    made = verb.shrink(open_package(Path("package")), "shrunk", data="held.npz", isolated=False)
+    assert made.about["rows"]["judging"] == 48 and "three quarters of held.npz" in made.about["rows"]["origin"]
+
+
+def test_without_onnxruntime_the_extra_is_named(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str, need: str = "") -> Any:
+        if name == "onnxruntime":
+            raise MissingExtra(name, "export", need)
+        return library(name, need)
+
+    monkeypatch.setattr(verb, "library", missing)
+    with pytest.raises(FlatoutError, match=r"shrink needs onnxruntime.*pip install 'flatout\[export\]'"):
+        verb.shrink(package, "shrunk")
+
+
+def test_a_package_without_onnx_says_why(run: fo.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flatout.packaging import export as exporting
+
+    monkeypatch.setattr(exporting, "_write_onnx", lambda *given: None)
+    export(run, Path("plain"))
+    with pytest.raises(FlatoutError, match=r"has no model.onnx, which shrink starts from: the package has no model.onnx"):
+        verb.shrink(open_package(Path("plain")), "shrunk")
+
+
+def test_the_receipt_of_an_exported_package_is_refused(package: Package, command: Command) -> None:
+    code, _, errors = command("receipt", package.path)
+    assert code == 2 and "was exported, not shrunk" in errors
