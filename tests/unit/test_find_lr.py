@@ -136,7 +136,7 @@ def test_the_command(desk: Path, flatout: Command) -> None:
     answer = flatout("find-lr", "no_rate.yaml", "--limit", "25 s", "--plot", "curve.svg")
     assert answer.code == 0 and "lr: " in answer.out and "*" in answer.out and "step takes" in answer.err
     assert (desk / "curve.svg").read_text().startswith("<svg") and not (desk / "runs").exists()
-    found = json.loads(flatout("find-lr", "no_rate.yaml", "--limit", "25 s", "--json", "--plot", "page.html").out)
+    found = json.loads(flatout("find-lr", "no_rate.yaml", "--limit", "1 s", "--json", "--plot", "page.html").out)
     assert found["low"] <= found["lr"] <= found["high"] and len(found["rates"]) == len(found["losses"])
     assert "data:image/svg+xml" in (desk / "page.html").read_text()
     assert flatout("find-lr", "no_rate.yaml", "--plot", "curve.gif").code == 2
