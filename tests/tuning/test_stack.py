@@ -11,6 +11,7 @@ import pytest
 from stacking import assert_equal, both, candidates, group_of, recipe, table
 
 import flatout as fo
+from flatout.tuning.training import joined_outputs
 from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.stack import TrialStack
 from flatout.tuning.training.unfolded import UNFOLDED
@@ -107,6 +108,16 @@ def test_other_objectives(objective: str) -> None:
     )  # fmt: skip
     with both(base, RATES) as (stack, alone):
         assert_equal(stack, alone)
+
+
+@pytest.mark.parametrize("most", [0, 3000])
+def test_batches_that_are_scored_together_score_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = recipe(batch=32, metrics=["f1", "auroc", "log_loss"])
+    with both(base, RATES, to=4) as (stack, _):
+        together = stack.metrics()
+        monkeypatch.setattr(joined_outputs, "_MOST_CELLS", most)
+        for number, found in stack.metrics().items():
+            assert found == pytest.approx(together[number], rel=1e-5)
 
 
 def test_a_compacted_stack_learns_the_same() -> None:

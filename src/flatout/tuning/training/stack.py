@@ -6,7 +6,7 @@ A small model leaves most of a machine idle: each kernel, and each call from Pyt
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -19,7 +19,9 @@ from flatout.engine.device import start_counting, sync_point
 from flatout.engine.evaluation import looking
 from flatout.engine.precision import autocast
 from flatout.engine.surroundings import process_set_up
+from flatout.objectives.objective import Meter
 from flatout.tuning.training.candidate import TrialCandidate
+from flatout.tuning.training.joined_outputs import JoinedOutputs
 from flatout.tuning.training.keyed_dropout import KEY, RATE, dropout_key, key_dropouts
 from flatout.tuning.training.outcomes import DIVERGED, Stopped, TrialLosses, never
 from flatout.tuning.training.shared import CHOOSE, Group
@@ -111,14 +113,21 @@ class TrialStack:
             process_set_up(group.settings, self.candidates[self._numbers[0]].seed),
             looking(self._model, group.settings.precision, device),
         ):
+            joined = JoinedOutputs(device)
             for batch in group.scoring(which):
                 outputs = vmap(self._output, in_dims=(0, 0, None), randomness="error")(weights, self._buffers, batch)
-                for place, meter in enumerate(meters):
-                    output = _at(outputs, place)
-                    loss_sum, weight = objective.loss(output, batch)
-                    meter.update(output, loss_sum, weight, batch)
+                self._measure(meters, joined.add(outputs, batch))
+            self._measure(meters, joined.rest())
             with sync_point():
                 return {number: meter.result() for number, meter in zip(self._numbers, meters, strict=True)}
+
+    def _measure(self, meters: Sequence[Meter], found: Iterable[tuple[Any, Batch]]) -> None:
+        objective = self.group.job.evaluated
+        for outputs, batch in found:
+            for place, meter in enumerate(meters):
+                output = _at(outputs, place)
+                loss_sum, weight = objective.loss(output, batch)
+                meter.update(output, loss_sum, weight, batch)
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Forget all others, and give their memory back: the stack is compacted."""
