@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,11 @@ from stacking import DIGITS
 import flatout as fo
 from flatout.base.answering_child import CRASHED, FAILED, HUNG, NoAnswer
 from flatout.base.errors import StoreError
+from flatout.tuning.crew import attempts
 from flatout.tuning.crew import crew as crew_module
 from flatout.tuning.crew.crew import TrialCrew
+from flatout.tuning.crew.placing import TrialWork
+from flatout.tuning.crew.seats import CrewMember, CrewSeat
 from flatout.tuning.study import finals
 from flatout.tuning.training.layout import PACKED, STACKED, Layout
 
@@ -38,7 +41,7 @@ class Scripted:
         self.asked.append(question)
         ((verb, given),) = question.items()
         if verb != "train":
-            return {"rate": 1.0}
+            return {"rate": 1.0, "seen": True}
         numbers = [number for number, _ in given["trials"]]
         for number in numbers:
             if number in self.bad and Scripted.counts.get(number, 0) < self.times:
@@ -52,13 +55,17 @@ class Scripted:
     counts: dict[int, int] = {}  # noqa: RUF012
 
 
+def a_crew(make: Callable[[], CrewMember], packed: int = 1, devices: int = 1, isolated: bool = True) -> TrialCrew:
+    return TrialCrew([CrewSeat(f"cpu {place}", make) for place in range(devices)], isolated=isolated, packed=packed)
+
+
 @pytest.mark.parametrize("kind", [CRASHED, HUNG, FAILED])
 @pytest.mark.parametrize("bad", [[0], [5], [1, 2], [0, 5]])
 def test_only_the_trials_that_do_it_fail(kind: str, bad: list[int], tmp_path: Path) -> None:
     Scripted.counts, Scripted.made = {}, 0
-    crew = TrialCrew(lambda: Scripted(dict.fromkeys(bad, kind)), isolated=True, most=1)
+    crew = a_crew(lambda: Scripted(dict.fromkeys(bad, kind)))
     crew.keep_states_in(tmp_path)
-    found = crew.train(TRIALS, 0, 10, LAYOUT, "choose")
+    found = crew.train([TrialWork(TRIALS, 0, 10, LAYOUT)], "choose")
     assert {number for number, score in found.scores.items() if isinstance(score, str)} == set(bad)
     assert all(found.scores[number] == number / 10 for number, _ in TRIALS if number not in bad)
     assert bool(found.lost) == (kind != FAILED)
@@ -67,14 +74,16 @@ def test_only_the_trials_that_do_it_fail(kind: str, bad: list[int], tmp_path: Pa
 
 def test_a_crash_that_does_not_come_again_fails_no_trial() -> None:
     Scripted.counts = {}
-    crew = TrialCrew(lambda: Scripted({3: CRASHED}, times=1), isolated=True, most=1)
-    assert not [score for score in crew.train(TRIALS, 0, 10, LAYOUT, "choose").scores.values() if isinstance(score, str)]
+    crew = a_crew(lambda: Scripted({3: CRASHED}, times=1))
+    assert not [
+        score for score in crew.train([TrialWork(TRIALS, 0, 10, LAYOUT)], "choose").scores.values() if isinstance(score, str)
+    ]
 
 
 def test_several_processes_share_the_trials() -> None:
     Scripted.counts, Scripted.made = {}, 0
-    crew = TrialCrew(lambda: Scripted({4: CRASHED}), isolated=True, most=2)
-    found = crew.train(TRIALS, 0, 10, Layout(PACKED, processes=2), "choose")
+    crew = a_crew(lambda: Scripted({4: CRASHED}), 2)
+    found = crew.train([TrialWork(TRIALS, 0, 10, Layout(PACKED, processes=2))], "choose")
     assert found.scores == {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: "trial 4 is bad", 5: 0.5}
     assert crew.rate_packed(TRIALS[0], 0.1) >= 0
 
@@ -89,10 +98,10 @@ def test_ctrl_c_does_not_wait_for_several_processes(monkeypatch: pytest.MonkeyPa
                 time.sleep(0.01)
             raise NoAnswer(CRASHED, "it was stopped")
 
-    crew = TrialCrew(lambda: Slow({}), isolated=True, most=2)
+    crew = a_crew(lambda: Slow({}), 2)
     began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        crew.train(TRIALS, 0, 10, Layout(PACKED, processes=2), "choose")
+        crew.train([TrialWork(TRIALS, 0, 10, Layout(PACKED, processes=2))], "choose")
     assert time.monotonic() - began_s < 5
 
 
@@ -103,8 +112,8 @@ def test_what_can_not_be_saved_is_reported_and_no_error() -> None:
                 raise StoreError("no space left on device")
             return super().ask(question, limit_s)
 
-    crew = TrialCrew(lambda: Full({}), isolated=False, most=1)
-    crew.train(TRIALS, 0, 10, LAYOUT, "choose")
+    crew = a_crew(lambda: Full({}), isolated=False)
+    crew.train([TrialWork(TRIALS, 0, 10, LAYOUT)], "choose")
     assert crew.ask_all({"save": {"numbers": [1]}}) == ["no space left on device"]
 
 
@@ -117,11 +126,16 @@ def written(folder: Path, trouble: str) -> Path:
 
 
 def test_processes_that_end_or_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew_module, "_LEAST_LIMIT_S", 12.0)
+    monkeypatch.setattr(attempts, "_LEAST_LIMIT_S", 12.0)
     monkeypatch.setattr(crew_module, "_MEASURING_LIMIT_S", 15.0)
     monkeypatch.setattr(finals, "_SIZES", ((1, 1, 3),))
     study = fo.tune(
-        written(tmp_path, "ends"), {"model.width": [8, 13, 14]}, trials=3, budget="10 min", runs=tmp_path / "runs", cache=None
+        written(tmp_path, "ends"),
+        {"model.width": [8, 13, 14]},
+        trials=3,
+        budget="10 min",
+        runs=tmp_path / "runs",
+        cache=tmp_path / "cache",
     )
     whys = sorted(study.result["failed"])
     assert len(whys) == 2 and "did not answer" in whys[0] and "ended with code 3" in whys[1]

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
-from flatout.tuning.crew.crew import Here, TrialCrew
+from flatout.tuning.crew.crew import TrialCrew
+from flatout.tuning.crew.placing import TrialWork
+from flatout.tuning.crew.seats import CrewSeat, Here
 from flatout.tuning.crew.worker import TrialWorker
 from flatout.tuning.training.layout import SERIAL, STACKED, Layout
 from flatout.tuning.training.stack import TrialStack
@@ -91,7 +93,9 @@ def test_trials_that_were_cut_short_start_from_where_they_stood(
 ) -> None:
     """Memory runs out once, in the middle of a rung: no trial is trained for some steps twice."""
     base = recipe(model={"mlp": {"hidden": [16]}}, budget="24 steps")
-    expected = TrialCrew(lambda: Here(TrialWorker(base, None)), isolated=False, most=1).train(TRIALS, 0, 24, layout, "choose")
+    expected = TrialCrew([CrewSeat("cpu", lambda: Here(TrialWorker(base, None)))], isolated=False).train(
+        [TrialWork(TRIALS, 0, 24, layout)], "choose"
+    )
     steps = [0]
     forward = torch.nn.Linear.forward
 
@@ -101,11 +105,11 @@ def test_trials_that_were_cut_short_start_from_where_they_stood(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return forward(self, x)
 
-    crew = TrialCrew(lambda: Here(TrialWorker(base, None)), isolated=False, most=1)
+    crew = TrialCrew([CrewSeat("cpu", lambda: Here(TrialWorker(base, None)))], isolated=False)
     crew.keep_states_in(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.Linear, "forward", fails_once)
-        found = crew.train(TRIALS, 0, 24, layout, "choose")
+        found = crew.train([TrialWork(TRIALS, 0, 24, layout)], "choose")
     crew.stop()
     assert steps[0] > 21 and found.scores == pytest.approx(expected.scores, abs=1e-6)
 
@@ -115,8 +119,8 @@ def test_memory_that_runs_out_again_and_again_fails_the_trials(monkeypatch: pyte
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(TrialStack, "gradients", no_memory)
-    crew = TrialCrew(lambda: Here(TrialWorker(recipe(), None)), isolated=False, most=1)
-    found = crew.train(TRIALS, 0, 12, IN_A_STACK, "choose")
+    crew = TrialCrew([CrewSeat("cpu", lambda: Here(TrialWorker(recipe(), None)))], isolated=False)
+    found = crew.train([TrialWork(TRIALS, 0, 12, IN_A_STACK)], "choose")
     crew.stop()
     assert all(isinstance(why, str) and why.startswith("out of memory") for why in found.scores.values())
 

@@ -15,6 +15,7 @@ from flatout.base.exits import exit_words
 from flatout.base.messages import BadMessage, Questions
 
 FAILED, CRASHED, HUNG = "failed", "crashed", "hung"
+GONE = "gone"  # nobody answers from there any more: a lost machine
 _LAST_S = 5.0
 
 

@@ -6,6 +6,7 @@ python -m flatout.cli.study_worker READ WRITE <RECIPE.json
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,12 +16,16 @@ from flatout.base.answering_child import answer_questions
 from flatout.cli.places import allow_deterministic_cuda
 from flatout.recipe.load import read_recipe
 from flatout.tuning.crew.worker import TrialWorker
+from flatout.world.joining import leave_launcher
 
 
 def main(read_from: int, write_to: int) -> None:
     allow_deterministic_cuda()
+    leave_launcher(os.environ)  # a trial is trained by one process alone
     given = json.load(sys.stdin)
     sys.path[:] = given["path"]
+    if given["index"] is not None:
+        torch.accelerator.set_device_index(given["index"])  # the one that `auto` and `cuda` mean from here on
     if given["threads"]:
         torch.set_num_threads(given["threads"])
     recipe = read_recipe(Path(given["recipe"]), given["overrides"], given["pins"])

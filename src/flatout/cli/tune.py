@@ -38,6 +38,14 @@ def tune(
         str | None, typer.Option("--metric", help="What trials are compared by. Default: the recipe's.", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the search; the recipe has its own.")] = 0,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            help="cpu, cuda (all GPUs), cuda:0,cuda:1; cpu,cpu: two processes. Default: all that the recipe allows.",
+            show_default=False,
+        ),
+    ] = None,
     runs: Runs = Path("runs"),
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start a new study instead of going on with an unfinished one.")
@@ -53,22 +61,26 @@ def tune(
     """Search for better values of a recipe's keys, and judge the winner on seeds and rows that did not choose it.
 
     Without a space: the learning rate, weight decay, warm-up and schedule. The same command goes on with an unfinished study; a
-    larger budget extends a finished one.
+    larger budget extends a finished one. Under torchrun the trials are spread over all processes.
     """
     from flatout.base.tree import to_data, to_text
     from flatout.cli.study_progress import study_progress
     from flatout.tuning.verb import tune as search
     from flatout.tuning.views.doc import study_doc
+    from flatout.world.joining import is_first
 
     if html is not None:
         check_page_path(html)
     asked_space, overrides = _space(words or [], space)
     asked = read_asked(recipe, overrides, sets, offs)
-    with study_progress(quiet) as observers:
+    speaks = is_first()
+    with study_progress(quiet or not speaks) as observers:
         study = search(
-            asked, asked_space, budget=budget, trials=trials, metric=metric, seed=seed, runs=runs, fresh=fresh,
+            asked, asked_space, budget=budget, trials=trials, metric=metric, seed=seed, device=device, runs=runs, fresh=fresh,
             observers=observers, cache=cache_folder(), say=_say,
         )  # fmt: skip
+    if not speaks:
+        return
     doc = study_doc(study.folder)
     print_json(to_data(doc)) if as_json else print(to_text(doc))
     if html is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from flatout.base.errors import MachineError, UsageError
@@ -30,6 +32,16 @@ def pick_device(name: str | torch.device = "auto") -> torch.device:
         last = "" if count == 1 else f" to '{here.type}:{count - 1}'"
         raise MachineError(f"device {str(name)!r} is not available: {_found(here)}; set device to '{here.type}:0'{last}")
     return torch.device(here.type, index)
+
+
+def all_devices(asked: str) -> tuple[str, ...]:
+    """`auto` and `cuda` are all GPUs that this process may use; several are written with commas. Counting them does not use
+    them, so processes may still be forked."""
+    if asked == "auto":
+        asked = "cuda" if torch.backends.cuda.is_built() and os.path.exists("/dev/nvidiactl") else "cpu"
+    if asked == "cuda":
+        return tuple(f"cuda:{place}" for place in range(max(1, torch.cuda.device_count())))
+    return tuple("cuda:0" if name.strip() == "cuda" else name.strip() for name in asked.split(","))
 
 
 def device_name(device: torch.device) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-import torch
-
 from flatout.base.errors import MachineError, UsageError
+from flatout.machine.device import all_devices
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -30,13 +29,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def devices_named(asked: str) -> tuple[str, ...]:
-    """`auto` and `cuda` are all GPUs that this process may use; several are written with commas. Counting them does not use
-    them, so processes may still be forked."""
-    if asked == "auto":
-        asked = "cuda" if torch.backends.cuda.is_built() and os.path.exists("/dev/nvidiactl") else "cpu"
-    if asked == "cuda":
-        return tuple(f"cuda:{place}" for place in range(max(1, torch.cuda.device_count())))
-    names = tuple("cuda:0" if name.strip() == "cuda" else name.strip() for name in asked.split(","))
+    """As `all_devices`, each of them once."""
+    names = all_devices(asked)
     if len(set(names)) < len(names):
         raise UsageError(f"a device is named twice in {asked!r}; --executors 2 runs two processes on each")
     return names

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import torch
 
-from flatout.base.answering_child import AnsweringChild, NoAnswer
+from flatout.base.answering_child import NoAnswer
 from flatout.base.budget import Budget
 from flatout.base.errors import RunBusy, Stopped, TrainingError, UsageError
 from flatout.base.events import EventLog, Observer
@@ -25,8 +24,10 @@ from flatout.recipe.schema import Recipe
 from flatout.runs.trained import CACHE
 from flatout.store.lock import FileLock, StartLock
 from flatout.store.run_folder import check_place
-from flatout.tuning.crew.crew import Here, Member, TrialCrew
-from flatout.tuning.crew.worker import TrialWorker
+from flatout.tuning.crew.crew import TrialCrew
+from flatout.tuning.crew.far import answer_rank_0, far_seats
+from flatout.tuning.crew.own_seats import on_devices, own_seats
+from flatout.tuning.crew.seats import CrewSeat
 from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.space.defaults import default_space
 from flatout.tuning.space.fitting import check_space
@@ -40,10 +41,11 @@ from flatout.tuning.study.finals import Finals, Size
 from flatout.tuning.study.folder import StudyFolder, create_study, find_alike
 from flatout.tuning.study.outcome import Study, outcome, write_best
 from flatout.tuning.study.spending import Spending, check_budget
+from flatout.world.joining import meet
 
 BUDGET = "10 min"
-_START_S = 120.0  # for a process to import torch and read the data
 Say = Callable[[str], None]
+Seats = Callable[[Recipe, Path | None], AbstractContextManager[Sequence[CrewSeat]]]
 
 
 def tune(
@@ -54,19 +56,23 @@ def tune(
     trials: int | None = None,
     metric: str | None = None,
     seed: int = 0,
+    device: str | None = None,
     runs: Path | str = "runs",
     fresh: bool = False,
     observers: Sequence[Observer] = (),
     cache: Path | str | None = CACHE,
     say: Say = lambda line: None,
+    seats: Seats | None = None,
 ) -> Study:
     """Search for better values of a recipe's keys. `study.best.recipe` is the winner, judged on rows and seeds that did not
     choose it.
 
     `space`: {"lr": "1e-4..1e-1", "model.hidden": [64, 128]}, or a YAML file of that; without it the learning rate, weight
     decay, warm-up and schedule are searched. `budget`: time, money or energy of the whole study, "10 min"; `trials`: most
-    trials. `metric`: what trials are compared by; default: the recipe's. The same call goes on with an unfinished study; a
-    larger budget extends a finished one; `fresh` starts a new one.
+    trials. `metric`: what trials are compared by; default: the recipe's. `device`: "cuda:0,cuda:1" for these two, "cpu,cpu" for
+    two processes that share the cores; default: all GPUs that the recipe allows. The same call goes on with an unfinished
+    study; a larger budget extends a finished one; `fresh` starts a new one. Under torchrun the first process drives the study
+    and the others train for it. `seats`: processes elsewhere, as a cluster gives them.
     """
     asked = recipe_given(recipe)
     if metric is not None:
@@ -79,8 +85,19 @@ def tune(
     limit = None if budget is None and trials is not None else Budget.parse(budget or BUDGET)
     check_budget(limit, asked.price_per_hour)
     kept = None if cache is None else Path(cache)
-    sitting = _Sitting(asked, searched, limit, trials, seed, Path(runs), kept, fresh, tuple(observers), say)
-    return sitting.held()
+    asked, devices = on_devices(asked, device)
+    meeting = None if seats is not None else meet()
+    own = [] if seats is not None else own_seats(asked, kept, devices, None if meeting is None else meeting[0])
+    if meeting is not None and meeting[0].rank > 0:
+        return Study(StudyFolder(Path(answer_rank_0(*meeting, own))), asked)
+    with ExitStack() as until_done:
+        found: list[Study] = []
+        others = None if meeting is None else far_seats(*meeting, lambda: str(found[0].path))
+        if (elsewhere := others if seats is None else seats(asked, kept)) is not None:
+            own += until_done.enter_context(elsewhere)
+        sitting = _Sitting(asked, searched, limit, trials, seed, Path(runs), kept, fresh, tuple(observers), say, tuple(own))
+        found.append(sitting.held())
+    return found[0]
 
 
 @dataclass
@@ -97,6 +114,7 @@ class _Sitting:
     fresh: bool
     observers: tuple[Observer, ...]
     say: Say
+    seats: tuple[CrewSeat, ...]
 
     def held(self) -> Study:
         with ExitStack() as until_done:
@@ -161,8 +179,8 @@ class _Sitting:
     def _work(
         self, folder: StudyFolder, events: list[dict[str, Any]], about: Mapping[str, Any], crew: TrialCrew, log: EventLog
     ) -> Study:
-        device = torch.device(about["device"])
-        spending = Spending(self.budget, device, self.recipe.price_per_hour, spent_in(events))
+        devices = self._metered(about["device"])
+        spending = Spending(self.budget, devices, self.recipe.price_per_hour, spent_in(events))
         search = TrialSearch(
             self.space,
             total=about["total_steps"],
@@ -177,6 +195,7 @@ class _Sitting:
             folder.reopen({**folder.asked, **self._limits()})
         share = driver.share if events else None  # of a larger budget the same time is a smaller share
         how: dict[str, Any] = {**self._limits(), "share": share, "isolated": crew.isolated, "folder": str(folder.path)}
+        how["devices"] = crew.names
         log.emit("resumed", **how) if events else log.emit("begun", **how)
         driver.limited(self.trials, share)
         driver.look(self.trials)
@@ -209,26 +228,21 @@ class _Sitting:
 
     def _crew(self) -> TrialCrew:
         """Processes of their own, if the recipe can be read again there."""
-        if self.recipe.source is None:
-            return TrialCrew(lambda: Here(TrialWorker(self.recipe, self.cache)), isolated=False, most=1)
-        overrides, pins = self.recipe.given
-        told = json.dumps(
-            {
-                "recipe": str(self.recipe.source.resolve()), "overrides": list(overrides), "pins": dict(pins), "path": sys.path,
-                "cache": None if self.cache is None else str(self.cache), "threads": 0,
-            }
-        )  # fmt: skip
-        command = [sys.executable, "-m", "flatout.cli.study_worker"]
+        has_others = not all(seat.is_here for seat in self.seats)
+        packed = 1 if has_others or self.recipe.source is None else max(1, usable_cores() // len(self.seats))
+        return TrialCrew(self.seats, isolated=self.recipe.source is not None, packed=packed)
 
-        def make() -> Member:
-            return AnsweringChild(command, _START_S, told, "the process of these trials")
-
-        return TrialCrew(make, isolated=True, most=usable_cores())
+    def _metered(self, device: str) -> list[torch.device]:
+        """The devices whose energy counts. `device`: of the first process."""
+        if self.budget is not None and self.budget.unit == "wh" and not all(seat.is_here for seat in self.seats):
+            raise UsageError(f"the budget {self.budget} counts the energy of this machine alone: use time or money on several")
+        names = [device] if len(self.seats) == 1 else [seat.name for seat in self.seats if seat.is_here]
+        return [torch.device(name) for name in dict.fromkeys(names)]
 
 
 def _about(crew: TrialCrew) -> dict[str, Any]:
     try:
-        about = crew.ask({"about": {}})
+        about = crew.meet()
     except NoAnswer as none:
         raise TrainingError(f"no trial can be trained: {none}") from none
     if "refused" in about:

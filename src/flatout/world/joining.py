@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,6 +28,10 @@ JOIN_TIMEOUT_S = 300.0
 EXCHANGE_TIMEOUT_S = 1800.0  # limit for one exchange: the other processes wait while one plans
 _meetings = itertools.count()  # a process may train several times with the same other processes
 _OF_THIS_WORLD = ("TORCHELASTIC_", "GROUP_", "ROLE_")  # torchrun variables that describe more than a process's place
+_PLACES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PET_NNODES", "PET_NODE_RANK", "SLURM_STEP_ID", "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+)  # fmt: skip
 _BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
 
@@ -64,6 +68,18 @@ def join(device: torch.device, timeout_s: float = JOIN_TIMEOUT_S) -> World:
     return ProcessWorld(device, place.local_rank, place.local_size, store, ours=True)
 
 
+def meet(timeout_s: float = JOIN_TIMEOUT_S) -> tuple[ProcessPlace, Any] | None:
+    """Wait until all processes are there, for those that work side by side without exchanges: the place of this one, and the
+    store where they met. None: it is alone."""
+    place = own_place()
+    if place is None or place.size == 1:
+        return None
+    if dist.is_available() and dist.is_initialized():
+        store = _torch.distributed_c10d._get_default_store()
+        return place, _torch.PrefixStore(f"flatout/beside/{next(_meetings)}", store)
+    return place, _meet(place, timeout_s)
+
+
 def _own_device(device: torch.device, place: ProcessPlace) -> torch.device:
     """The device of this host that belongs to this process. It becomes torch's current device."""
     if device.type == "cpu":
@@ -91,6 +107,12 @@ def environment_beside(world: World, address: str, port: int) -> dict[str, str]:
     }  # fmt: skip
     ours = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THIS_WORLD)}
     return ours | {name: str(value) for name, value in told.items()}
+
+
+def leave_launcher(environment: MutableMapping[str, str]) -> None:
+    """Forget the place that a launcher gave to the process that started this one."""
+    for name in _PLACES:
+        environment.pop(name, None)
 
 
 def is_first() -> bool:

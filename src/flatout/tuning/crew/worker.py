@@ -62,7 +62,8 @@ class TrialWorker:
         return {"scores": scores, "seconds": time.perf_counter() - began_s}
 
     def _save(self, given: Asked) -> dict[str, Any]:
-        self._trainers.save(given["numbers"])
+        if self._trainers.states is not None:
+            self._trainers.save(given["numbers"])
         return {}
 
     def _forget(self, given: Asked) -> dict[str, Any]:
@@ -70,8 +71,11 @@ class TrialWorker:
         return {}
 
     def _keep_states(self, given: Asked) -> dict[str, Any]:
-        self._trainers.states = Path(given["folder"])
-        return {}
+        """A folder that this machine does not see is not used: it would be another one."""
+        folder = Path(given["folder"])
+        is_seen = (folder / given["seen"]).exists()
+        self._trainers.states = folder if is_seen else None
+        return {"seen": is_seen}
 
     def _candidates(self, trials: Sequence[Sequence[Any]]) -> list[TrialCandidate]:
         return [self._trainers.candidate(number, overrides) for number, overrides in trials]

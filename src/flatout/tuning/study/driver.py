@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,8 @@ from flatout.base.events import EventLog
 from flatout.base.units import show_seconds
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
-from flatout.tuning.crew.crew import Trained, TrialCrew, Trials
+from flatout.tuning.crew.crew import TrialCrew
+from flatout.tuning.crew.placing import Trials, TrialWork
 from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.search.trials import Rung, RungAnswer
 from flatout.tuning.space.space import Space
@@ -27,7 +28,7 @@ from flatout.tuning.study.finals import RECIPE, Size, size_for
 from flatout.tuning.study.interrupts import interrupts_wait
 from flatout.tuning.study.spending import Spending, Spent
 from flatout.tuning.training.candidate import TrialCandidate
-from flatout.tuning.training.layout import NONE, SERIAL, STACKED, Layout, packed
+from flatout.tuning.training.layout import NONE, SERIAL, Layout, packed
 from flatout.tuning.training.shared import CHOOSE
 
 _WORTH_PACKING_S = 60.0  # of training one after another, above which it is tried in several processes
@@ -36,6 +37,7 @@ _BETTER = 1.1  # several processes must be faster by this factor
 _MEASURING_S, _MEASURING = 5.0, 0.05  # of layouts: seconds, and a share of the study's time
 _MOST_LOOKED_AT = 256  # trials, when layouts are measured
 _WORTH_SAVING_S = 2.0  # of training since the last save
+_MOST_BESIDE = 4  # trainings of the finals that surely find a device each
 _UNFIT = (
     "the study's log does not fit its space and seed: another version wrote it, or it was changed; --fresh starts a new study"
 )
@@ -103,7 +105,7 @@ class Driver:
             if event["kind"] in ("begun", "resumed"):
                 self.limited(event["trials"], event.get("share"))
             elif event["kind"] == "layout":
-                self._laid_out(event["group"], Layout(**event["layout"]))
+                self._laid_out(event["group"], Layout(**event["layout"]), event.get("devices", 1))
             elif event["kind"] == "rung":
                 rung = self._best_alive(event["to"]) if event.get("beyond") else self._search.next()
                 if rung is None or rung.to != event["to"] or _written(rung) != event["trials"]:
@@ -157,35 +159,42 @@ class Driver:
             candidate = TrialCandidate(number, with_overrides(self._recipe, overrides))
             groups.setdefault(candidate.group, []).append((number, overrides))
         found: dict[int, float | str] = {}
+        works: list[TrialWork] = []
         for group, ones in groups.items():
             layout = self._layout_of(group, ones, self._total)
             if layout.kind == NONE:
                 found |= {number: layout.why for number, _ in ones}
-                continue
-            for first in range(0, len(ones), max(layout.width, 1) if layout.kind == STACKED else len(ones)):
-                part = ones[first : first + layout.width] if layout.kind == STACKED else ones
-                trained = self._crew.train(part, 0, self._total, layout, which)
-                self.training_s += trained.seconds
-                found |= trained.scores
-                self._crew.ask_all({"forget": {"numbers": [number for number, _ in part]}})
-        return found
+            else:
+                works.append(TrialWork(ones, 0, self._total, layout))
+        trained = self._crew.train(works, which, keep=False)
+        self.training_s += trained.seconds
+        scores = found | trained.scores
+        return {number: scores[number] for number, _ in trials}
 
     @property
     def finals_size(self) -> Size:
         """As many trainings as the budget has room for."""
-        return size_for(self._spending.share_of_seconds(self._seconds_of_one))
+        return size_for(self._share_of_one)
 
     @property
     def _reserve(self) -> float:
         """The share of the budget that is left for the trainings that judge the winner."""
-        share = self._spending.share_of_seconds(self._seconds_of_one)
-        return min(0.5, size_for(share).trainings * share)
+        return min(0.5, size_for(self._share_of_one).trainings * self._share_of_one)
+
+    @property
+    def _share_of_one(self) -> float:
+        """Of the budget, for one of several whole trainings, which share the devices."""
+        return self._spending.share_of_seconds(self._seconds_of_one / min(self._crew.devices, _MOST_BESIDE))
 
     @property
     def _seconds_of_one(self) -> float:
         """Of a whole training, by the slowest layout so far."""
-        rates = [max(layout.rates.values()) for layout in self.layouts.values() if layout.rates]
-        return self._total / min(rates) if rates else 0.0
+        return self._total / self._slowest if self._slowest else 0.0
+
+    @property
+    def _slowest(self) -> float:
+        """Trial-steps a second of the group that is trained slowest; 0: none was measured."""
+        return min((max(layout.rates.values()) for layout in self.layouts.values() if layout.rates), default=0.0)
 
     def why_nothing(self) -> str:
         """Why there is no winner, in words."""
@@ -212,8 +221,7 @@ class Driver:
         began_s = time.monotonic()
         standings = [self._standing(one.number, one.point) for one in rung.trials]
         scores: dict[int, float | None] = {one.number: None for one in standings}
-        lost: list[str] = []
-        training_s = 0.0
+        works: list[TrialWork] = []
         for group, ones in _by_group([one for one in standings if not one.failed]).items():
             layout = self._layout_of(group, [(one.number, one.overrides) for one in ones], rung.to)
             if layout.kind == NONE:
@@ -221,36 +229,37 @@ class Driver:
                     one.failed = layout.why
                 continue
             self._refuse_what_takes_too_long(layout, sum(rung.to - one.step for one in ones))
-            for start, trials in _units(ones, layout):
-                found: Trained = self._crew.train(trials, start, rung.to, layout, CHOOSE)
-                training_s += found.seconds
-                lost += found.lost
-                for number, score in found.scores.items():
-                    if isinstance(score, str):
-                        self.standings[number].failed = score
-                    else:
-                        scores[number] = score
+            works += [
+                TrialWork([(one.number, one.overrides) for one in ones if one.step == start], start, rung.to, layout)
+                for start in sorted({one.step for one in ones})
+            ]
+        trained = self._crew.train(works, CHOOSE)
+        for number, score in trained.scores.items():
+            if isinstance(score, str):
+                self.standings[number].failed = score
+            else:
+                scores[number] = score
         for one in standings:
             one.step = rung.to
             self._unsaved.add(one.number)
-        self.training_s += training_s
-        self._unsaved_s += training_s
+        self.training_s += trained.seconds
+        self._unsaved_s += trained.seconds
         spent = self._spending.spent
         return {
             "to": rung.to,
             "trials": _written(rung),
             "scores": {str(number): score for number, score in scores.items()},
             "failed": {str(one.number): one.failed for one in standings if one.failed},
-            "lost": lost,
+            "lost": list(trained.lost),
             "seconds": time.monotonic() - began_s,
-            "training_s": training_s,
+            "training_s": trained.seconds,
             "spent": {"seconds": spent.seconds, "joules": spent.joules},
             "share": self._spending.share(spent) / (1 - self._reserve),
         }
 
     def _refuse_what_takes_too_long(self, layout: Layout, steps: int) -> None:
         """The search learns what a step costs from its first rung, which may take longer than the whole budget."""
-        limit_s, rate = self._spending.seconds, max(layout.rates.values(), default=0.0)
+        limit_s, rate = self._spending.seconds, max(layout.rates.values(), default=0.0) * self._crew.devices
         if self._scores or limit_s is None or not rate or steps / rate <= limit_s:
             return
         raise TrainingError(
@@ -264,7 +273,7 @@ class Driver:
         if known is not None and (known.measured_with > 1 or len(trials) == 1):
             return known
         if (alike := self._unmeasured(len(trials))) is not None:
-            return self._laid_out(group, alike, len(trials))
+            return self._laid_out(group, alike, self._crew.devices, len(trials))
         began_s = time.monotonic()
         try:
             layout = self._crew.measure_layout(trials, self._measuring_s)
@@ -273,13 +282,14 @@ class Driver:
             if isinstance(none, NoAnswer) and none.kind == HUNG:
                 layout = replace(layout, kind=NONE)
         alone = max(layout.rates.values(), default=0.0)
-        worth = alone > 0 and len(trials) * to / alone > _WORTH_PACKING_S
-        if layout.kind == SERIAL and self._crew.most > 1 and len(trials) > 1 and worth:
+        devices, most = self._crew.devices, self._crew.most
+        worth = alone > 0 and len(trials) * to / (alone * devices) > _WORTH_PACKING_S
+        if layout.kind == SERIAL and most > devices and len(trials) > 1 and worth:
             rate = self._crew.rate_packed(trials[0], 1.0)
-            if rate > _BETTER * alone:
-                layout = packed(layout, self._crew.most, rate)
+            if rate > _BETTER * alone * devices:
+                layout = packed(layout, most, rate)
         self._measured_s += time.monotonic() - began_s
-        return self._laid_out(group, layout, len(trials))
+        return self._laid_out(group, layout, devices, len(trials))
 
     def _unmeasured(self, count: int) -> Layout | None:
         """For a group whose layout is not worth measuring; None: it is."""
@@ -289,15 +299,14 @@ class Driver:
         if count > 1 and self._measured_s < max(_MEASURING_S, _MEASURING * self._spending.spent.seconds):
             return None
         why = "one trial of this shape" if count == 1 else "measuring layouts has taken its share of the time"
-        slowest = min(max(layout.rates.values()) for layout in others)
-        return Layout(SERIAL, threads=others[0].threads, why=why, measured_with=count, rate_elsewhere=slowest)
+        return Layout(SERIAL, threads=others[0].threads, why=why, measured_with=count, rate_elsewhere=self._slowest)
 
-    def _laid_out(self, group: str, layout: Layout, trials: int = 0) -> Layout:
-        """`trials`: of a choice that is not in the log yet."""
+    def _laid_out(self, group: str, layout: Layout, devices: int, trials: int = 0) -> Layout:
+        """On so many devices. `trials`: of a choice that is not in the log yet."""
         self.layouts[group] = layout
-        self._search.together = max(self._search.together, layout.width, layout.processes)
+        self._search.together = max(self._search.together, layout.width * devices, layout.processes)
         if trials:
-            self._log.emit("layout", group=group, layout=layout.to_dict(), trials=trials)
+            self._log.emit("layout", group=group, layout=layout.to_dict(), trials=trials, devices=devices)
         return layout
 
     @property
@@ -328,15 +337,6 @@ def _by_group(ones: Sequence[TrialStanding]) -> dict[str, list[TrialStanding]]:
     for one in ones:
         found.setdefault(one.group, []).append(one)
     return found
-
-
-def _units(ones: Sequence[TrialStanding], layout: Layout) -> Iterator[tuple[int, Trials]]:
-    """What is trained together: trials at one step, as many as a stack holds."""
-    for start in sorted({one.step for one in ones}):
-        trials = [(one.number, one.overrides) for one in ones if one.step == start]
-        width = layout.width if layout.kind == STACKED else len(trials)
-        for first in range(0, len(trials), width):
-            yield start, trials[first : first + width]
 
 
 def _answer_in(event: Mapping[str, Any]) -> RungAnswer:

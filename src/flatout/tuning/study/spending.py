@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,29 +34,30 @@ class Spending:
     def __init__(
         self,
         budget: Budget | None,
-        device: torch.device,
+        devices: Sequence[torch.device],
         price_per_hour: float | None,
         before: Spent = Spent(),  # noqa: B008  frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`before`: what earlier sittings of the study used. Without a budget nothing limits it but the number of trials."""
+        """`devices`: those whose energy counts. `before`: what earlier sittings of the study used. Without a budget nothing
+        limits it but the number of trials."""
         self.budget, self._before, self._clock, self._price = budget, before, clock, price_per_hour
         self._began_s = clock()
-        self._meters = Meters(device) if budget is not None and budget.unit == "wh" else None
+        self._meters = [Meters(device) for device in devices] if budget is not None and budget.unit == "wh" else []
         self._began_j = 0.0
         check_budget(budget, price_per_hour)
-        if self._meters is not None:
-            reading = self._meters.read().energy_j
-            if reading is None:
-                raise MachineError(f"the budget {budget} can't be counted here: {self._meters.why_unavailable}; use time")
-            self._began_j = reading
+        for meters in self._meters:
+            if meters.read().energy_j is None:
+                raise MachineError(f"the budget {budget} can't be counted here: {meters.why_unavailable}; use time")
+        self._began_j = self._joules()
 
     @property
     def spent(self) -> Spent:
-        joules = 0.0
-        if self._meters is not None:
-            joules = (self._meters.read().energy_j or self._began_j) - self._began_j
+        joules = max(0.0, self._joules() - self._began_j)
         return Spent(self._before.seconds + self._clock() - self._began_s, self._before.joules + joules)
+
+    def _joules(self) -> float:
+        return math.fsum(meters.read().energy_j or 0.0 for meters in self._meters)
 
     def share(self, spent: Spent | None = None) -> float:
         """Of the budget; 0 without one."""
