@@ -12,6 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import flatout as fo
+from flatout.data.sources.tables import encoding
 from flatout.data.sources.tables.derive import derivation_of
 from flatout.data.sources.tables.kept_rows import KeptRows
 from flatout.data.sources.tables.scan import scan
@@ -100,3 +101,10 @@ def test_a_training_does_not_depend_on_it(tmp_path: Path) -> None:
         parquet.write_table(table().drop(["km", "large"]), path, row_group_size=GROUP, write_statistics=told)
         both.append(fo.data.table(str(path), **keys))
     assert both[0].fingerprint() == both[1].fingerprint() and both[0].notes == both[1].notes
+
+
+def test_rows_are_counted_once_however_often_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "MEMORY_BYTES", 0)  # so every pass reads the file
+    parquet.write_table(table().drop(["km", "large"]), tmp_path / "t.parquet", row_group_size=GROUP)
+    made = fo.data.table(str(tmp_path / "t.parquet"), label="y", where="stops >= 40", holdout=0.2)
+    assert "where stops >= 40: 100 of 200 rows are left out" in made.notes

@@ -17,7 +17,7 @@ from flatout.data.sources.tables.schema import Types
 
 
 class KeptRows:
-    """`label`: its name, if it is derived. `left_out` and `seen` are the rows of the passes so far."""
+    """`label`: its name, if it is derived. `left_out` and `seen` are rows of the pass that began last."""
 
     def __init__(self, derivation: Derivation, label: str) -> None:
         self._derivation = derivation
@@ -26,6 +26,9 @@ class KeptRows:
         self._for_conditions = derivation.condition_columns
         self._for_label = [] if self._label is None else derivation.raw_columns([self._label])
         self._bounds = bounds_of(derivation)
+        self.seen, self.left_out = 0, 0
+
+    def begin(self) -> None:
         self.seen, self.left_out = 0, 0
 
     @property
@@ -71,7 +74,7 @@ class KeptRows:
         return json.dumps([list(self._derivation.where) if self._filters else [], label])
 
     def note(self, part: str = "") -> str | None:
-        """How many rows a first pass left out."""
+        """How many rows a whole pass left out."""
         if not self._filters:
             return None
         conditions = " and ".join(self._derivation.where)

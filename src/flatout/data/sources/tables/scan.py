@@ -94,6 +94,9 @@ class TableFile(Protocol):
 class RowChange(RowFilter, Protocol):
     """Changes batches as they are read: leaves rows out, adds columns."""
 
+    def begin(self) -> None:
+        """A pass over all rows begins."""
+
     @property
     def adds(self) -> Types: ...
 
@@ -105,7 +108,7 @@ class RowChange(RowFilter, Protocol):
     def fingerprint(self) -> str: ...
 
     def note(self) -> str | None:
-        """What the first pass left out."""
+        """What the pass left out."""
 
 
 class Scan:
@@ -150,6 +153,8 @@ class Scan:
         types = {name: self._stored[name] for name in read}
         if not types:
             raise UsageError("name one column or more to read")
+        if self._change is not None:
+            self._change.begin()
         for batch, where in self._typed(types, rows_at_once):
             if self._change is not None:
                 batch, where = self._change.changed(batch, where, wanted)
@@ -176,7 +181,7 @@ class Scan:
         return hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
 
     def left_out(self) -> str | None:
-        """The rows that the first pass left out, and why."""
+        """The rows that the last pass left out, and why."""
         return None if self._change is None else self._change.note()
 
     def blocks(self) -> tuple[int, ...] | None:
