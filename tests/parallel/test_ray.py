@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import ray_work
 from safetensors.torch import load_file
 from torch import Tensor
 
+import flatout as fo
 from flatout.base.errors import MachineError, MissingExtra, Stopped, TrainingError, UsageError
 from flatout.base.events import Event, Observer, read_events
 from flatout.fleet import ray as fleet_ray
@@ -63,12 +64,14 @@ def cluster() -> Iterator[Any]:
         changed.setattr(logging.root, "handlers", list(logging.root.handlers))
         soon = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": soon}  # a killed node is noticed within seconds
+        handler = signal.getsignal(signal.SIGTERM)
         made = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(3):
             made.add_node(num_cpus=1, wait=False)
         made.wait_for_nodes()
         yield made
         made.shutdown()
+        signal.signal(signal.SIGTERM, handler)
 
 
 def trained(cluster: Any, recipe: Path, runs: Path, observer: Observer) -> Path:
@@ -120,6 +123,35 @@ def test_a_killed_node_and_a_stop_change_nothing_of_what_is_learnt(cluster: Any,
     assert 0 < after_kill <= after_stop < 50
     assert verbs.load(run).result["status"] == "finished"
     assert apart(weights(alone(recipe)), weights(run)) < EXACT
+
+
+@needs_ray
+def test_trials_of_a_study_are_trained_by_workers(cluster: Any, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is killed, and the other goes on."""
+    from flatout.fleet import ray_crew
+
+    handler, ask, killed = signal.getsignal(signal.SIGTERM), ray_crew.OnRay.ask, list[str]()
+
+    def kill_one(self: Any, question: Any, limit_s: float | None) -> Any:
+        if "train" in question and not killed and len(study_names) == 2:
+            killed.append(self.name)
+            self._ray.kill(self._actor)
+        return ask(self, question, limit_s)
+
+    monkeypatch.setattr(ray_crew.OnRay, "ask", kill_one)
+    study_names: list[str] = []
+
+    @contextmanager
+    def seats(asked: Any, cache: Path | None) -> Iterator[Any]:
+        count = WorkerCount(1, 2)
+        with ray_crew.ray_seats(asked, cache, workers=count, address=cluster.address, gpus=False, say=print) as found:
+            study_names.extend(one.name for one in found)
+            yield found
+
+    study = fo.tune(recipe, {"lr": "1e-3..1e-1"}, trials=2, runs=recipe.parent / "runs", cache=recipe.parent / "c", seats=seats)
+    assert len(study_names) == 2 and study.result["finished_trials"] >= 1
+    assert "is gone" in str(study.result["lost_processes"]) and killed[0] in str(study.result["lost_processes"])
+    assert signal.getsignal(signal.SIGTERM) is handler, "Ray's own handler would end this process without saving"
 
 
 @needs_ray
@@ -177,7 +209,7 @@ class FakeRay:
 
 
 def launched(fake: FakeRay, runs: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Path:
-    monkeypatch.setattr(fleet_ray, "_connected", lambda *_: nullcontext((fake, False)))
+    monkeypatch.setattr(fleet_ray, "connected", lambda *_: nullcontext((fake, False)))
     monkeypatch.setattr(fleet_ray, "_line", lambda _: fake.line)
     monkeypatch.setattr(fleet_ray, "_trainer", fake.trainer)
     work = partial(ray_work.train, "", "", ())

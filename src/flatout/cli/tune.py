@@ -11,7 +11,7 @@ import typer
 from flatout.base.errors import Stopped, UsageError
 from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import cache_folder
-from flatout.cli.training import Json, Offs, RecipePath, Runs, Sets, read_asked
+from flatout.cli.training import Json, Offs, On, RayWorkers, RecipePath, Runs, Sets, read_asked
 
 if TYPE_CHECKING:
     from flatout.tuning.space.space import Space
@@ -57,6 +57,8 @@ def tune(
     offs: Offs = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
+    on: On = None,
+    workers: RayWorkers = "1",
 ) -> None:
     """Search for better values of a recipe's keys, and judge the winner on seeds and rows that did not choose it.
 
@@ -72,12 +74,26 @@ def tune(
     if html is not None:
         check_page_path(html)
     asked_space, overrides = _space(words or [], space)
+    seats = None
+    if on is not None:
+        from flatout.cli.elsewhere import handed_in, seats_on_ray
+
+        if device is not None:
+            raise UsageError("--device names devices of this machine: with --on ray give --workers, or --set device=cpu")
+        options = {"--space": space, "--budget": budget, "--trials": trials, "--metric": metric, "--seed": seed}
+        pairs = [(name, value) for name, value in options.items() if value is not None]
+        pairs += [*(("--set", pin) for pin in sets or []), *(("--off", off) for off in offs or [])]
+        given = [*(words or []), *(str(word) for pair in pairs for word in pair)]
+        given += [*(["--fresh"] if fresh else []), *(["--json"] if as_json else []), *(["--quiet"] if quiet else [])]
+        if (code := handed_in(on, recipe, given, workers, runs, "tune")) is not None:
+            raise typer.Exit(code)
+        seats = seats_on_ray(read_asked(recipe, overrides, sets, offs), workers, _say)
     asked = read_asked(recipe, overrides, sets, offs)
     speaks = is_first()
     with study_progress(quiet or not speaks) as observers:
         study = search(
             asked, asked_space, budget=budget, trials=trials, metric=metric, seed=seed, device=device, runs=runs, fresh=fresh,
-            observers=observers, cache=cache_folder(), say=_say,
+            observers=observers, cache=cache_folder(), say=_say, seats=seats,
         )  # fmt: skip
     if not speaks:
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import signal
 import socket
 import threading
 import uuid
@@ -80,9 +81,9 @@ def launch(
     def say(line: str) -> None:
         _show((notice(line),), observers)
 
-    with _connected(address, workers, say) as (ray, own):
+    with connected(address, workers, say) as (ray, own):
         use_gpu = ray.cluster_resources().get("GPU", 0) > 0 if gpus is None else gpus
-        _check_room(ray, workers, use_gpu, own, say)
+        check_room(ray, workers, use_gpu, own, say)
         line = _line(ray)  # the same for all starts: it knows whether the run has begun
         starts_left = _PORT_RETRIES
         while True:
@@ -99,7 +100,7 @@ def launch(
 
 
 @contextmanager
-def _connected(address: str | None, workers: WorkerCount, say: Callable[[str], None]) -> Iterator[tuple[Any, bool]]:
+def connected(address: str | None, workers: WorkerCount, say: Callable[[str], None]) -> Iterator[tuple[Any, bool]]:
     """Ray connected to the cluster, and whether we started that cluster. An existing connection is kept."""
     if address is not None and address.startswith("ray://"):
         raise UsageError(
@@ -122,7 +123,8 @@ def _connected(address: str | None, workers: WorkerCount, say: Callable[[str], N
         quiet |= {"address": address}
     try:
         _knock(address)
-        ray.init(**quiet)
+        with _own_sigterm():
+            ray.init(**quiet)
     except ray.exceptions.AuthenticationError as error:
         raise MachineError(
             f"the cluster at {address} requires a token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=<file with the token>"
@@ -137,6 +139,19 @@ def _connected(address: str | None, workers: WorkerCount, say: Callable[[str], N
         yield ray, address is None
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Ray sets a handler that ends the process with code 15, and leaves it there after its shutdown."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _knock(address: str | None) -> None:
@@ -168,16 +183,18 @@ def _storage(runs: Path) -> Iterator[Path]:
             place.parent.rmdir()
 
 
-def _check_room(ray: Any, workers: WorkerCount, use_gpu: bool, own: bool, say: Callable[[str], None]) -> None:
+def check_room(ray: Any, workers: WorkerCount, use_gpu: bool, own: bool, say: Callable[[str], None]) -> int:
+    """How many workers the cluster has room for now."""
     kind = "GPU" if use_gpu else "CPU"
     there = int(ray.cluster_resources().get(kind, 0))
     say(f"{workers} workers, one {kind} each; the cluster has {there} on {len(ray.nodes())} nodes")
     if there >= workers.least:
-        return
+        return there
     needed = f"{workers.least} workers need one {kind} each, the cluster has {there}"
     if own:
         raise UsageError(f"{needed}: use --workers {max(1, there)}, or --set device=cpu")
     say(f"{needed}: waiting for more")
+    return there
 
 
 def _line(ray: Any) -> Any:

@@ -20,8 +20,10 @@ _STOP_S = "120"  # Ray's default is 3 s, too short for workers to save
 _LEFT_HERE = [".git", ".venv", "__pycache__", "runs"]
 
 
-def submit(url: str, recipe: Path, arguments: Sequence[str], runs: Path, write: Callable[[str], None]) -> int:
-    """Submit `flatout run RECIPE ARGUMENTS --runs RUNS`, write its output, and return its exit code.
+def submit(
+    url: str, recipe: Path, arguments: Sequence[str], runs: Path, write: Callable[[str], None], command: str = "run"
+) -> int:
+    """Submit `flatout run RECIPE ARGUMENTS --runs RUNS`, or another command, write its output, and return its exit code.
 
     Ctrl-C asks the job to stop, which saves; a second Ctrl-C stops watching the job.
     """
@@ -42,10 +44,10 @@ def submit(url: str, recipe: Path, arguments: Sequence[str], runs: Path, write: 
         ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise MachineError(f"can't submit jobs at {url}: {_first_line(error)}; is it the cluster's dashboard?") from error
-    command = shlex.join(["python", "-m", "flatout", "run", recipe.name, *arguments, "--runs", str(runs)])
+    written = shlex.join(["python", "-m", "flatout", command, recipe.name, *arguments, "--runs", str(runs)])
     try:
         job = client.submit_job(
-            entrypoint=f"exec {command}",
+            entrypoint=f"exec {written}",
             runtime_env={
                 "working_dir": str(recipe.resolve().parent),
                 "excludes": _LEFT_HERE,

@@ -20,7 +20,7 @@ from typing import Any
 from flatout.base.answering_child import GONE, NoAnswer
 from flatout.base.errors import FlatoutError, MachineError, PeerLost, TrainingError
 from flatout.base.messages import BadMessage, Messages
-from flatout.tuning.crew.seats import CrewMember, CrewSeat
+from flatout.tuning.crew.seats import CrewMember, CrewSeat, answer_in, asked_of
 from flatout.world.joining import JOIN_TIMEOUT_S, ProcessPlace
 
 _PATIENCE_S = 300.0  # beyond the limit of a question: for a process to start there, and for the network
@@ -75,11 +75,7 @@ class Far:
                 pass  # to a question that was interrupted
         except (EOFError, OSError, BadMessage) as error:
             raise NoAnswer(GONE, f"{self.name} is gone: {error}") from None
-        if "none" in told:
-            kind, why = told["none"]
-            raise NoAnswer(kind, f"{self.name}: {why}")
-        answer: dict[str, Any] = told["answer"]
-        return answer
+        return answer_in(told, self.name)
 
     def stop(self) -> None:
         """End what it trains. The next question starts a new process there."""
@@ -207,11 +203,7 @@ class _Answering(threading.Thread):
         self._member.stop()
 
     def _answer(self, member: CrewMember, asked: Mapping[str, Any]) -> None:
-        said: dict[str, Any] = {"number": asked["number"]}
-        try:
-            said["answer"] = member.ask(asked["question"], asked["limit_s"])
-        except NoAnswer as none:
-            said["none"] = [none.kind, str(none)]
+        said = {"number": asked["number"], **asked_of(member, asked["question"], asked["limit_s"])}
         with suppress(OSError):
             self._line.send(said)
 

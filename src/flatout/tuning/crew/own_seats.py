@@ -50,7 +50,7 @@ def own_seats(recipe: Recipe, cache: Path | None, devices: Sequence[str], place:
     names = list(devices) if place is None or sharing == 1 else [devices[place.local_rank % len(devices)]]
     side_by_side = len(names) * sharing
     threads = 0 if side_by_side == 1 or fixed_from_outside() else max(1, usable_cores() // side_by_side)
-    return [CrewSeat(name, partial(_started, told(recipe, cache, name, threads))) for name in names]
+    return [CrewSeat(name, partial(started, told(recipe, cache, name, threads))) for name in names]
 
 
 def told(recipe: Recipe, cache: Path | None, device: str, threads: int) -> dict[str, Any]:
@@ -64,6 +64,7 @@ def told(recipe: Recipe, cache: Path | None, device: str, threads: int) -> dict[
     }  # fmt: skip
 
 
-def _started(given: Mapping[str, Any]) -> AnsweringChild:
+def started(given: Mapping[str, Any]) -> AnsweringChild:
+    """`given`: what `told` says."""
     command = [sys.executable, "-m", "flatout.cli.study_worker"]
     return AnsweringChild(command, _START_S, json.dumps(given), "the process of these trials")

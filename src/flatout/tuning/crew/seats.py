@@ -27,6 +27,22 @@ class CrewSeat:
     is_here: bool = True
 
 
+def asked_of(member: CrewMember, question: Mapping[str, Any], limit_s: float | None) -> dict[str, Any]:
+    """The answer, or why there is none, as plain data for another machine. `answer_in` reads it there."""
+    try:
+        return {"answer": member.ask(question, limit_s)}
+    except NoAnswer as none:
+        return {"none": [none.kind, str(none)]}
+
+
+def answer_in(found: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if "none" in found:
+        kind, why = found["none"]
+        raise NoAnswer(kind, f"{name}: {why}")
+    answer: dict[str, Any] = found["answer"]
+    return answer
+
+
 class Here:
     """Without a process of its own: for models and data that exist only in this one."""
 
