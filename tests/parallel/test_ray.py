@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray_work
+from known_machine import keep_ceilings
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -130,6 +131,7 @@ def test_trials_of_a_study_are_trained_by_workers(cluster: Any, recipe: Path, mo
     """One of them is killed, and the other goes on."""
     from flatout.fleet import ray_crew
 
+    keep_ceilings(recipe.parent / "c")
     handler, ask, killed = signal.getsignal(signal.SIGTERM), ray_crew.OnRay.ask, list[str]()
 
     def kill_one(self: Any, question: Any, limit_s: float | None) -> Any:

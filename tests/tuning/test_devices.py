@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from interpreters import run_forked
+from known_machine import keep_ceilings
 from stacking import DIGITS
 
 import flatout as fo
@@ -38,6 +39,7 @@ TWO = "cpu,cpu"
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe, and with what was measured of this machine."""
     folder = tmp_path_factory.mktemp("devices")
+    keep_ceilings(folder / "cache")
     (folder / "recipe.yaml").write_text(yaml.safe_dump({**DIGITS, "budget": f"{STEPS} steps"}))
     return folder
 

@@ -124,6 +124,8 @@ def test_a_study_by_command(recipe: Path) -> None:
         ("lr=1e-4..1e-1", ["--budget", "-1 s"], 2, "budget"),
         ("lr=1e-4..1e-1", ["--metric", "beauty"], 2, "beauty"),
         ("lr=1e-4..1e-1", ["--space", "absent.yaml"], 2, "not both"),
+        ("lr=1e-4..1e-1", ["--on", "ray", "--device", "cpu"], 2, "--workers"),
+        ("lr=1e-4..1e-1", ["--device", "cuda:0,cpu"], 2, "one kind of device"),
         ("", ["--space", "absent.yaml"], 2, "absent.yaml"),
     ],
 )

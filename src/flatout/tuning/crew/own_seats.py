@@ -29,11 +29,11 @@ def on_devices(recipe: Recipe, asked: str | None) -> tuple[Recipe, list[str]]:
     if asked is None:
         return recipe, list(all_devices(written))
     names = all_devices(asked)
-    for name in names:
-        pick_device(name)
     kinds = sorted({name.partition(":")[0] for name in names})
     if len(kinds) > 1:
         raise UsageError(f"--device names {' and '.join(kinds)}: a study trains its trials on one kind of device")
+    for name in names:
+        pick_device(name)
     if written.partition(":")[0] == kinds[0] or (asked == "auto" == written):
         return recipe, list(names)
     return with_overrides(recipe, [f"settings.device={kinds[0]}"]), list(names)
