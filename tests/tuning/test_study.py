@@ -22,8 +22,11 @@ from flatout.tuning.study.driver import Driver
 from flatout.tuning.study.finals import RECIPE
 from flatout.tuning.study.folder import StudyFolder
 from flatout.tuning.study.outcome import Study
+from flatout.tuning.training import layout
+from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.proof import StackProof
 from flatout.tuning.training.stack import TrialStack
+from flatout.tuning.views.doc import study_doc
 
 SPACE = {"lr": "1e-4..3e-1"}
 
@@ -63,6 +66,18 @@ def copied(finished: Path, tmp_path: Path) -> fo.Study:
 def the_study(runs: Path) -> fo.Study:
     (path,) = runs.glob("*-tuned-*")
     return Study(StudyFolder(path), small())
+
+
+def test_trials_that_were_slower_than_they_could_be_are_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a step of a stack was captured while the layouts were measured, and later can't be."""
+    for kind in (TrialStack, Alone):
+        monkeypatch.setattr(kind, "degraded", "no CUDA graph: it was refused")
+    monkeypatch.setattr(layout, "_aside", lambda best, stacks: "")
+    study = tuned(small(), tmp_path)
+    assert len(rungs(study)) > 1 and study.result["degraded"] == ["no CUDA graph: it was refused"]
+    (event,) = [event for event in study.folder.events() if event["kind"] == "degraded"]
+    assert event["why"] == study.result["degraded"][0]
+    assert "slower than it could be: no CUDA graph" in str(study_doc(study.folder))
 
 
 def test_the_best_recipe_trains(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ class TrialCrew:
         self._states: Path | None = None
         self._mark = ""  # a file there that other machines look for
         self._is_leaving = False  # nobody waits for the answers any more
+        self.degraded: list[str] = []  # why trials were trained slower than they could be
 
     @property
     def names(self) -> list[str]:
@@ -191,13 +192,18 @@ class TrialCrew:
         if self._is_leaving:
             raise NoAnswer(GONE, "the study was interrupted")
         try:
-            return self._member(place).ask(question, limit_s if self.isolated else None)  # nothing ends what this process does
+            answer = self._member(place).ask(
+                question, limit_s if self.isolated else None
+            )  # nothing ends what this process does
         except NoAnswer as none:
             if none.kind != FAILED:
                 self._lose(place)
             if none.kind == GONE and not self._is_leaving:
                 self._gone.add(place % len(self._seats))
             raise
+        if (why := answer.get("degraded")) and why not in self.degraded:
+            self.degraded.append(why)
+        return answer
 
     def _asked_about(self, place: int) -> dict[str, Any]:
         try:

@@ -59,7 +59,7 @@ class TrialWorker:
         except Exception as error:
             return {"failed": why_it_failed(error), "seconds": time.perf_counter() - began_s}
         scores = {str(number): score for number, score in found.items()}
-        return {"scores": scores, "seconds": time.perf_counter() - began_s}
+        return {"scores": scores, "seconds": time.perf_counter() - began_s, "degraded": self._trainers.degraded}
 
     def _save(self, given: Asked) -> dict[str, Any]:
         if self._trainers.states is not None:

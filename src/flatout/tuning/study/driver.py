@@ -74,6 +74,7 @@ class Driver:
         self.layouts: dict[str, Layout] = {}
         self.training_s = 0.0  # in trials, of all the study
         self._measured_s = 0.0  # spent on choosing layouts
+        self.degraded: list[str] = []  # why trials were trained slower than they could be
         self.lost: list[str] = []  # processes that ended before they should
         self._scores: dict[int, float] = {}  # the last of each trial
         self._unsaved_s = 0.0
@@ -106,6 +107,8 @@ class Driver:
                 self.limited(event["trials"], event.get("share"))
             elif event["kind"] == "layout":
                 self._laid_out(event["group"], Layout(**event["layout"]), event.get("devices", 1))
+            elif event["kind"] == "degraded":
+                self.degraded.append(event["why"])
             elif event["kind"] == "rung":
                 rung = self._best_alive(event["to"]) if event.get("beyond") else self._search.next()
                 if rung is None or rung.to != event["to"] or _written(rung) != event["trials"]:
@@ -234,6 +237,7 @@ class Driver:
                 for start in sorted({one.step for one in ones})
             ]
         trained = self._crew.train(works, CHOOSE)
+        self._say_degraded()
         for number, score in trained.scores.items():
             if isinstance(score, str):
                 self.standings[number].failed = score
@@ -256,6 +260,13 @@ class Driver:
             "spent": {"seconds": spent.seconds, "joules": spent.joules},
             "share": self._spending.share(spent) / (1 - self._reserve),
         }
+
+    def _say_degraded(self) -> None:
+        """Once each, and only what no layout has said already."""
+        for why in self._crew.degraded:
+            if why not in self.degraded and not any(why in layout.why for layout in self.layouts.values()):
+                self._log.emit("degraded", what="trials", why=why)
+                self.degraded.append(why)
 
     def _refuse_what_takes_too_long(self, layout: Layout, steps: int) -> None:
         """The search learns what a step costs from its first rung, which may take longer than the whole budget."""

@@ -49,6 +49,7 @@ def outcome(
         "first_rung": search.history.why,
         "stopped": stopped,
         "lost_processes": driver.lost,
+        "degraded": driver.degraded,
     }
 
 

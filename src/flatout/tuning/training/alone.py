@@ -38,6 +38,7 @@ class Alone:
     """Trains the trials of a group one by one. A trial that failed is left out and keeps its reason."""
 
     layout = "serial"
+    degraded = ""
 
     def __init__(self, group: Group, candidates: Sequence[TrialCandidate]) -> None:
         self.group = group

@@ -30,6 +30,7 @@ class Trainers:
         self._make, self.cache = make, cache
         self.states: Path | None = None  # where the states of trials are kept that go on in a later rung
         self._candidates: dict[tuple[int, tuple[str, ...]], TrialCandidate] = {}
+        self.degraded = ""  # why the last trials were trained slower than they could be, in words
         self._groups: dict[tuple[str, int], Group] = {}
         self._read: list[Group] = []  # groups that read rows; the others are these with other threads
         self._holders: dict[int, TrialStack | Alone] = {}
@@ -77,6 +78,7 @@ class Trainers:
         try:
             trainer = self._trainer(candidates, begin, layout, should_stop)
             trainer.train(end, should_stop)
+            self.degraded = trainer.degraded
         except BaseException:
             self._drop([one.number for one in candidates])
             raise

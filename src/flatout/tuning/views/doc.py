@@ -91,6 +91,8 @@ def _how(history: StudyHistory, result: Mapping[str, Any] | None) -> list[str]:
         lines += [line for part in result["first_rung"].split("; ") for line in wrapped(f"  {part}")]
     if result["lost_processes"]:
         lines += wrapped(f"  {len(result['lost_processes'])} processes were lost: {result['lost_processes'][0]}")
+    for why in result.get("degraded", ()):
+        lines += wrapped(f"  slower than it could be: {why}")
     share = result["training_s"] / max(result["seconds"], 1e-9)
     lines.append(
         f"  {show_seconds(result['training_s'])} of {show_seconds(result['seconds'])} was training ({min(share, 1):.0%})"
