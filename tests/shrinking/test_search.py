@@ -102,6 +102,13 @@ def test_ctrl_c_keeps_what_is_proven(tmp_path: Path) -> None:
     assert "interrupted" in receipt.stopped
 
 
+def test_a_source_that_can_not_be_measured_is_said(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.ask = lambda question, limit_s: (_ for _ in ()).throw(NoAnswer("crashed", "killed by SIGSEGV"))  # type: ignore[method-assign]
+    search = search_of(script)
+    assert search.run().stopped == "the source can't be measured: killed by SIGSEGV" and search.result is None
+
+
 def test_a_goal_of_size_takes_the_smallest_though_it_is_slower(tmp_path: Path) -> None:
     def size(steps: ShrinkSteps) -> int:
         return {"int8_dynamic": 400, "int8_static": 500, "weights": 240}[steps[0]["change"]]

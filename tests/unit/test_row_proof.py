@@ -18,6 +18,7 @@ def test_no_flipped_row_still_needs_enough_rows() -> None:
     few, many = (check_shares(0, 0, rows, 0.005, 1, points) for rows in (360, 2000))
     assert not few.passed and few.is_open and few.figures["upper_bound"] == pytest.approx(3.84 / 363.84, rel=0.01)
     assert many.passed and many.power > 0.99
+    assert "these rows can show 1." in few.why and check_shares(0, 0, 360, few.figures["margin_shown"], 1, points).passed
 
 
 def test_the_rows_that_it_takes_are_enough() -> None:

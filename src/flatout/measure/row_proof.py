@@ -63,6 +63,7 @@ def check_shares(worse: int, better: int, rows: int, margin: float, look: int, s
     strength = power(rows)
     if not passes and strength < MIN_POWER:
         figures["rows_needed"] = float(_rows_for(power, rows))
+        figures["margin_shown"] = _margin_for(flips, rows, margin, z)
     return _verdict(passes, figures, margin, rows, strength, level, _SHARES, show)
 
 
@@ -83,7 +84,7 @@ def check_estimate(difference: float, error: float, rows: int, margin: float, lo
     wanted = rows * (error * (z + normal.inv_cdf(MIN_POWER)) / margin) ** 2 if margin > 0 else math.inf
     needed = float(math.ceil(max(_LEAST_ROWS, wanted))) if math.isfinite(wanted) else math.inf
     figures = {"difference": difference, "lower_bound": lower, "upper_bound": upper, "standard_error": error}
-    figures["rows_needed"] = needed
+    figures |= {"rows_needed": needed, "margin_shown": error * (z + normal.inv_cdf(MIN_POWER))}
     passes = rows >= _LEAST_ROWS and math.isfinite(upper) and upper < margin
     return _verdict(passes, figures, margin, rows, power, level, _MEANS, show)
 
@@ -94,7 +95,8 @@ def _verdict(
     lost, lower, upper = figures["difference"], figures["lower_bound"], figures["upper_bound"]
     is_open = False
     if passes:
-        why = f"{_lost(lost, show)}, at most {show(max(upper, 0.0))} lost ({1 - level:.1%}); margin {show(margin)}, n={rows:,}"
+        most = f"at most {show(max(upper, 0.0))} lost ({1 - level:.1%})"
+        why = f"{_lost(lost, show)}, {most}; margin {show(margin)}, n={rows:,}, power {power:.0%}"
     elif not math.isfinite(lost):
         why = "its outputs are not finite"
     elif lower > margin:
@@ -103,7 +105,9 @@ def _verdict(
         is_open = True
         needed = figures["rows_needed"]
         takes = f"it takes about {needed:,.0f}" if math.isfinite(needed) else "no number of rows is enough for a margin of 0"
-        why = f"{NOT_ENOUGH}: {rows:,} rows can't show a margin of {show(margin)}; {takes} ({_lost(lost, show)} so far)"
+        shown = figures["margin_shown"]
+        able = f"; these rows can show {show(shown)}" if math.isfinite(shown) and rows >= _LEAST_ROWS else ""
+        why = f"{NOT_ENOUGH}: {rows:,} rows can't show a margin of {show(margin)}; {takes}{able} ({_lost(lost, show)} so far)"
     else:
         why = f"{_lost(lost, show)}, but it may lose up to {show(upper)} ({1 - level:.1%}); margin {show(margin)}, n={rows:,}"
     return RowCheck(passes, why, test, margin, rows, power, level, is_open, figures)
@@ -141,6 +145,20 @@ def _shares_power(flips: float, rows: int, margin: float, z: float) -> float:
     draw = np.random.default_rng(_SEED)
     worse, better = draw.poisson(flips * rows / 2, (2, _DRAWS)).astype(np.float64)
     return float((_tango(worse, better, rows, margin) < -z).mean())
+
+
+def _margin_for(flips: float, rows: int, margin: float, z: float) -> float:
+    """The smallest margin that so many rows can show, to about 3%."""
+    high = margin
+    while _shares_power(flips, rows, high, z) < MIN_POWER:
+        high *= 2
+        if high > 0.5:
+            return math.inf
+    low = high / 2
+    while high > low * 1.03:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _shares_power(flips, rows, middle, z) >= MIN_POWER else (middle, high)
+    return high
 
 
 def _rows_for(power: Callable[[int], float], rows: int) -> float:

@@ -52,7 +52,6 @@ class ShrinkSearch:
             self, self._trials, self, self._record, self._time_limit, proof=self._trials, confirming=self, must_gain=True
         )
         receipt = search.run()
-        self.is_interrupted = search.is_interrupted
         if search.standing is not None:
             self.kept, self.result = search.standing.state, search.standing.result
         if not self.kept:  # the confirmation took it back
@@ -77,7 +76,8 @@ class ShrinkSearch:
         return "everything that applies was tried"
 
     def untried(self, standing: ShrinkStanding) -> Iterator[Entry]:
-        why = "the goal was met before" if self._is_met(standing) else "no time left"
+        over = "interrupted" if self.is_interrupted else "no time left"
+        why = "the goal was met before" if self._is_met(standing) else over
         for step in self._left:
             yield Entry(step.change, step.value, None, UNTRIED, why)
 
@@ -159,6 +159,7 @@ class ShrinkSearch:
             self._record.add(entry)
 
     def interrupted(self) -> None:
+        self.is_interrupted = True
         self._say("interrupted: what is proven so far is kept. Press Ctrl-C again to stop.")
 
 

@@ -90,6 +90,10 @@ def shrink(
         fallback = Fallback(workshop.ask, metrics, batches[0], max(JUDGED_BATCH, *batches), say)
         search = ShrinkSearch(trials, fallback, start["changes"], wanted, batches, limit, say)
         receipt = search.run()
+        if search.result is None:
+            if search.is_interrupted:
+                raise KeyboardInterrupt
+            raise MachineError(f"nothing can be compared with {package.path}: {receipt.stopped}")
         receipt = _described(receipt)
         about = _about(package, rows, metrics, batches, wanted, runtime, start, trials, fallback, search)
         about["verdict"] = verdict_of(receipt, about)

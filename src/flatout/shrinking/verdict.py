@@ -7,6 +7,7 @@ from typing import Any
 
 from flatout.base.units import show_seconds
 from flatout.measure.receipt import KEPT, REJECTED, UNTRIED, Entry, Receipt
+from flatout.measure.search import INTERRUPTED
 from flatout.shrinking.goal import ShrinkGoal
 
 
@@ -34,6 +35,8 @@ def _why_nothing(receipt: Receipt) -> str:
     if not receipt.entries and receipt.stopped:
         return f"nothing was tried: {receipt.stopped}"
     tried = [entry for entry in receipt.entries if entry.verdict == REJECTED]
+    if not tried and INTERRUPTED in receipt.stopped:
+        return "interrupted before anything was proven: the model is unchanged"
     if not tried:
         reasons = "; ".join(f"{_named(one)}: {one.why}" for one in receipt.entries if one.verdict == UNTRIED)
         return f"nothing pays: {reasons or receipt.stopped}"

@@ -1,0 +1,177 @@
+"""A shrunk package is never slower than its source and at most half a point worse, and no peer's one command beats both."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from _data import real_data
+from evidence import Report, options, take_turns
+from onnxruntime.quantization import CalibrationDataReader, quantize_dynamic, quantize_static
+from torch import Tensor
+
+import flatout as fo
+from flatout.packaging.export import export
+from flatout.packaging.onnx_core import core_of
+from flatout.packaging.own_data import data_behind
+from flatout.packaging.package import Package, open_package
+from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
+from flatout.recipe.load import read_recipe
+from flatout.shrinking.metric import metrics_of
+from flatout.shrinking.rows import CALIBRATING, JUDGING, RowSets, rows_of_run
+from flatout.shrinking.verb import Shrunk, shrink
+from flatout.shrinking.workshop.answers import costs_of, with_log_probabilities
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+CASES = {  # by example: how many times the source's rate is promised at batch 64
+    "adult": 1.0,
+    "covertype": 1.5,
+    "fashion_mnist": 1.5,
+    "shakespeare": 1.5,
+}
+CPU = torch.device("cpu")
+BLOCK_S, FEW_ROWS = 0.3, 512
+NOT_SLOWER = 0.98  # an unchanged model differs from itself by as much
+LOST = {"points": 0.005, "loss": 0.01}
+
+
+class Rows(CalibrationDataReader):  # type: ignore[misc]
+    """The tutorial's reader: a few hundred rows, one batch each."""
+
+    def __init__(self, core: onnx.ModelProto, rows: Mapping[str, Tensor]) -> None:
+        names = {value.name: value.name.removeprefix("model/") for value in core.graph.input}
+        self._batches = iter(
+            [{value: rows[name][at : at + 32].numpy() for value, name in names.items()} for at in range(0, 256, 32)]
+        )
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self._batches, None)
+
+
+def packaged(name: str, place: Path, given: Path | None, budget: str | None) -> Package:
+    """One that is there, or trained and exported here as the example says."""
+    if given is not None and (given / f"{name}-package").exists():
+        return open_package(given / f"{name}-package")
+    shutil.copy(EXAMPLES / f"{name}.yaml", place)
+    source = real_data(".")
+    if source is not None and not (place / "data").exists():
+        (place / "data").symlink_to(source)
+    recipe = read_recipe(place / f"{name}.yaml", [] if budget is None else [f"budget={budget}"])
+    run = fo.run(recipe, runs=place / "runs", cache=place / "cache", planning="off")
+    export(run, place / f"{name}-package")
+    return open_package(place / f"{name}-package")
+
+
+def by_hand(package: Package, rows: RowSets, place: Path) -> dict[str, Path]:
+    """onnxruntime's own quantisers with their defaults, as its documentation shows them."""
+    core = core_of(onnx.load(package.path / "model.onnx"))
+    file = place / "core.onnx"
+    onnx.save(core, file)
+    made: dict[str, Path] = {}
+    calls: dict[str, Callable[[Path], None]] = {
+        "quantize_dynamic": lambda out: quantize_dynamic(file, out),
+        "quantize_static": lambda out: quantize_static(file, out, Rows(core, rows.sets[CALIBRATING])),
+    }
+    for name, call in calls.items():
+        out = place / f"{name}.onnx"
+        try:
+            call(out)
+            model = onnx.load(out)
+            if not model.metadata_props:
+                model.metadata_props.extend(core.metadata_props)
+                onnx.save(model, out)
+            OnnxRuntime(out, CPU)
+            made[name] = out
+        except Exception as error:  # a peer that fails is a result
+            print(f"{name} failed: {str(error).splitlines()[0][:200]}", file=sys.stderr)
+    return made
+
+
+def rate(runtime: OnnxRuntime, rows: dict[str, Any], size: int) -> float:
+    calls, began_s = 0, time.perf_counter()
+    while time.perf_counter() - began_s < BLOCK_S:
+        runtime.run_arrays(rows)
+        calls += 1
+    return calls * size / (time.perf_counter() - began_s)
+
+
+def lost(package: Package, files: Mapping[str, Path], rows: RowSets, size: int) -> dict[str, float]:
+    """What each file gives up against the source on all held-out rows, by the run's first metric."""
+    objective = str(package.card["objective"])
+    metric = metrics_of(objective, None)[0]
+    costs = {}
+    for name, file in files.items():
+        path = file
+        if objective == "next_token":
+            model = with_log_probabilities(onnx.load(file))
+            path = file.with_name(f"losses-{file.name}")
+            onnx.save(model, path)
+        costs[name] = costs_of(objective, OnnxRuntime(path, CPU).run, rows.sets[JUDGING], size)
+        path.unlink() if path != file else None
+    return {name: metric.lost(costs["source"], one) for name, one in costs.items()}
+
+
+def measured(report: Report, name: str, package: Package, batch: int, asked: Any, place: Path, repeats: int) -> None:
+    rows = rows_of_run(package, data_behind(package, place / "cache"))
+    out = place / f"shrunk-{name}-{batch}"
+    began_s = time.perf_counter()
+    made: Shrunk = shrink(package, out, batches=(batch,), cache=place / "cache", within=asked.search)
+    took_s = time.perf_counter() - began_s
+    print(f"{name}, batch {batch}: {made.sentence}", file=sys.stderr)
+    report.conditions[f"{name}, batch {batch}"] = {"sentence": made.sentence, "kept": list(made.kept), "search_s": took_s}
+    files = {"source": package.path / "model.onnx", "shrunk": out / "model.onnx", **by_hand(package, rows, place)}
+    given = {key: one[torch.arange(batch) % len(one)].numpy() for key, one in rows.sets[CALIBRATING].items() if key != "y"}
+    arms: dict[str, Callable[[], float]] = {}
+    for which, file in files.items():
+        runtime = OnnxRuntime(file, CPU)
+        runtime.tune({key: one[:FEW_ROWS] for key, one in rows.sets[CALIBRATING].items() if key != "y"})
+        arms[f"{name}, batch {batch}: {which}"] = partial(rate, runtime, given, batch)
+    take_turns(arms, 1)
+    for arm, values in take_turns(arms, repeats, asked.within).items():
+        report.arm(arm, "rows/s", values)
+    ours = f"{name}, batch {batch}: shrunk"
+    least = CASES[name] if batch == 64 and made.kept else NOT_SLOWER
+    report.ratio(f"{name}, batch {batch}: shrunk over source", ours, f"{name}, batch {batch}: source", least)
+    unit = metrics_of(str(package.card["objective"]), None)[0].unit
+    for which, value in lost(package, files, rows, 64).items():
+        if which != "source":
+            report.arm(f"{name}, batch {batch}: {which} loses", unit, [value])
+    report.bar(f"{name}, batch {batch}: shrunk loses", f"{ours} loses", LOST[unit], at_least=False)
+    for peer in [one for one in files if one.startswith("quantize")]:
+        worse = report.arms[f"{name}, batch {batch}: {peer} loses"]["median"] > LOST[unit]
+        if not worse:  # one that loses more than the margin is no rival
+            report.ratio(f"{name}, batch {batch}: shrunk over {peer}", ours, f"{name}, batch {batch}: {peer}", 0.95)
+
+
+def main() -> int:
+    parser = options(__doc__, repeats=15)
+    parser.add_argument("--only", choices=list(CASES))
+    parser.add_argument("--batch", type=int, choices=[1, 64])
+    parser.add_argument("--packages", type=Path, help="a folder with NAME-package, instead of training the examples")
+    parser.add_argument("--budget", help="of the trainings, instead of the examples' own")
+    parser.add_argument("--search", default="5 min", help="the time of each search (default 5 min)")
+    asked = parser.parse_args()
+    report = Report("shrink_cpu", str(__doc__), CPU)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        for name in [asked.only] if asked.only else list(CASES):
+            if real_data(".") is None:
+                print(f"{name}: its data is not there")
+                continue
+            budget = "20 steps" if asked.quick else asked.budget
+            package = packaged(name, place, asked.packages, budget)
+            for batch in [asked.batch] if asked.batch else [1, 64]:
+                measured(report, name, package, batch, asked, place, 2 if asked.quick else asked.repeats)
+    return report.finish(asked)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
