@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,18 @@ def found_in(runs: Path) -> dict[str, Any]:
         "winner": result["winner"],
         "scores": [result["scores"], result["recipe_scores"]],
     }
+
+
+def before_its_first_rung(runs: Path) -> None:
+    """As a kill right after the measurements leaves it: what was measured decides how wide waves are, and would differ."""
+    (study,) = [path for path in runs.iterdir() if (path / "study.json").exists()]
+    log = study / "study.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    first = next(place for place, line in enumerate(lines) if '"kind": "rung"' in line or '"kind":"rung"' in line)
+    log.write_text("".join(lines[:first]))
+    for name in ("result.json", "best.yaml"):
+        (study / name).unlink()
+    shutil.rmtree(study / "states", ignore_errors=True)
 
 
 def left_behind(folder: Path) -> int:
@@ -116,6 +129,8 @@ def main() -> int:
         took_s = time.monotonic() - began_s
         expected = found_in(folder / "alone")
         while kills < wanted:  # a study that ends before its last kill is followed by another
+            shutil.copytree(folder / "alone", folder / "killed")
+            before_its_first_rung(folder / "killed")
             one = killed(folder, trials, wanted - kills, 0.6 * took_s, draw)
             kills, orphans, studies = kills + one["kills"], orphans + one["orphans"], studies + 1
             rounds.append(one)
