@@ -17,6 +17,7 @@ import flatout as fo
 from flatout.base.errors import RunBusy, Stopped, StoreError, TrainingError, UsageError
 from flatout.base.events import read_events
 from flatout.store.lock import FileLock
+from flatout.tuning.crew.crew import TrialCrew
 from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.study.driver import Driver
 from flatout.tuning.study.finals import RECIPE
@@ -24,6 +25,7 @@ from flatout.tuning.study.folder import StudyFolder
 from flatout.tuning.study.outcome import Study
 from flatout.tuning.training import layout
 from flatout.tuning.training.alone import Alone
+from flatout.tuning.training.layout import STACKED, Layout
 from flatout.tuning.training.proof import StackProof
 from flatout.tuning.training.stack import TrialStack
 from flatout.tuning.views.doc import study_doc
@@ -131,6 +133,27 @@ def test_a_stopped_study_goes_on_to_the_same_end(
     study = tuned(small(), tmp_path / "runs", say=said.append)
     assert study.name.endswith("-1") and any("going on" in line for line in said)
     assert scores(study) == scores(whole) and study.result["scores"] == whole.result["scores"]
+
+
+def test_what_is_measured_in_a_rung_changes_nothing_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second group is met, and found to be trained fastest in wide stacks, when the first wave has been asked for."""
+    widths = iter([2, 64] * 2)
+
+    def measured(self: TrialCrew, trials: Any, limit_s: float) -> Layout:
+        return Layout(STACKED, next(widths), 1, rates={"stacked": 100.0}, nearly_free=4, measured_with=len(trials))
+
+    monkeypatch.setattr(TrialCrew, "measure_layout", measured)
+    monkeypatch.setattr("flatout.tuning.study.finals._SIZES", ((1, 1, 3),))
+    space = {**SPACE, "model.hidden": [[8], [16]]}
+    whole = tuned(small(), tmp_path / "runs", space, trials=20)
+    log = whole.folder.log_path
+    lines = log.read_text().splitlines(keepends=True)
+    second = [place for place, line in enumerate(lines) if '"rung"' in line][1]
+    expected = scores(whole)
+    log.write_text("".join(lines[: second + 1]))
+    (whole.path / "result.json").unlink()
+    again = tuned(small(), tmp_path / "runs", space, trials=20)
+    assert again.name == whole.name and scores(again) == expected
 
 
 def test_a_torn_line_is_trained_again(copied: fo.Study) -> None:

@@ -175,3 +175,17 @@ def test_an_answer_for_no_rung_or_for_a_part_of_one() -> None:
     assert rung is not None
     with pytest.raises(UsageError):
         search.tell(Answer({rung.trials[0].number: 1.0}, 0.1))
+
+
+def test_trials_that_cost_nearly_nothing_go_on() -> None:
+    """As many as one stack on a GPU trains in about the time of a few."""
+
+    def widths(nearly_free: int) -> list[int]:
+        search = Search(SPACE, total=TOTAL, higher_is_better=True, seed=3, most_trials=32)
+        search.nearly_free, found = nearly_free, []
+        while (rung := search.next()) is not None:
+            found.append(len(rung.trials))
+            search.tell(Answer({one.number: planted(one.point, rung.to, one.number) for one in rung.trials}, 0.0))
+        return found
+
+    assert min(widths(0)) < 8 <= min(widths(8))

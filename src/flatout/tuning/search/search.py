@@ -56,6 +56,7 @@ class TrialSearch:
         self.most_trials = math.inf if most_trials is None else most_trials
         self.width = _FIRST_WAVE
         self.together = 1  # trials that cost about as much as one: the caller's, who knows how they are trained
+        self.nearly_free = 0  # trials that a rung may have at nearly the time of the fewest: also the caller's
         self.plan: list[int] | None = None  # the rungs that are left of this wave, as places on the ladder
         self.asked: Rung | None = None
         self.sampler_s, self.waves, self.done = 0.0, 0, False
@@ -69,6 +70,7 @@ class TrialSearch:
         self.most_trials = math.inf if most_trials is None else most_trials
         if spent is not None:
             self.standing.spent = spent
+        self.done = False
 
     def next(self) -> Rung | None:
         """None: the search is finished. The same rung until it is answered."""
@@ -121,8 +123,9 @@ class TrialSearch:
             self._plan_first_wave()
         while self.plan:
             place = self.plan.pop(0)
-            chosen = self._promoted(place, math.ceil(self.width / 2 ** (place - self.first.place)))
-            if chosen and self.standing.affords(chosen, self.ladder[place]):
+            count = math.ceil(self.width / 2 ** (place - self.first.place))
+            chosen = self._promoted(place, max(count, self.nearly_free))
+            if chosen and self.standing.affords(chosen[:count], self.ladder[place]):
                 return _rung(chosen, self.ladder[place])
         left = self.standing.steps_left()
         if len(self.ladder) == 1:  # there is nothing to promote: what is left is for new trials alone
@@ -163,10 +166,11 @@ class TrialSearch:
 
     def _last(self) -> Rung | None:
         """With what is left, the most promising trials go to the end."""
-        chosen = self._promoted(len(self.ladder) - 1, _LAST)
+        candidates = self._promoted(len(self.ladder) - 1, max(_LAST, self.nearly_free))
+        chosen = candidates[:_LAST]
         while chosen and not self.standing.affords(chosen, self.ladder[-1]):
             chosen = chosen[:-1]
-        return _rung(chosen, self.ladder[-1]) if chosen else None
+        return _rung(candidates if len(chosen) == _LAST else chosen, self.ladder[-1]) if chosen else None
 
     def _wave_steps(self) -> int:
         """Of new trials and of what follows from them."""

@@ -106,6 +106,10 @@ class Driver:
             if event["kind"] in ("begun", "resumed"):
                 self.limited(event["trials"], event.get("share"))
             elif event["kind"] == "layout":
+                if (
+                    self.layouts
+                ):  # all but the first are measured when the search has asked for a rung, which they do not change
+                    self._search.next()
                 self._laid_out(event["group"], Layout(**event["layout"]), event.get("devices", 1))
             elif event["kind"] == "degraded":
                 self.degraded.append(event["why"])
@@ -316,6 +320,7 @@ class Driver:
         """On so many devices. `trials`: of a choice that is not in the log yet."""
         self.layouts[group] = layout
         self._search.together = max(self._search.together, layout.width * devices, layout.processes)
+        self._search.nearly_free = layout.nearly_free * devices if len(self.layouts) == 1 else 0  # of one group
         if trials:
             self._log.emit("layout", group=group, layout=layout.to_dict(), trials=trials, devices=devices)
         return layout

@@ -30,13 +30,15 @@ _A_TURN_ON_DEVICE = 64  # the host's work at the start of each turn is then a sm
 _CLOSE = 0.7  # of the best rate: what is slower is not looked at further
 _FORM = {GROUPED: "grouped ones", UNFOLDED: "products of matrices"}
 _WIDTHS = (16, 64, 256)  # of stacks that are tried; more trials are trained in several stacks
+_HARDLY = 1.5  # times as long as a step of the fewest
 _BETTER = 1.1  # a stack must be faster by this factor: its trials can't stop one by one
 
 
 @dataclass(frozen=True)
 class Layout:
     """`width`: trials in a stack. `threads` of each process, `processes` side by side. `rates`: trial-steps a second that were
-    measured, by what was tried. `convolutions`: their form in a stack."""
+    measured, by what was tried. `convolutions`: their form in a stack. `nearly_free`: trials that take hardly longer together
+    than the fewest that were measured; 0: time grows with each."""
 
     kind: str
     width: int = 1
@@ -48,6 +50,7 @@ class Layout:
     measured_with: int = 1  # trials
     rate_elsewhere: float = 0.0  # of the slowest shape that was measured, if this one was not
     convolutions: str = GROUPED
+    nearly_free: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,8 +128,16 @@ def _chosen(
     why = f"{best.rate:,.0f} trial-steps/s with {best.width} in a stack, {serial:,.0f} one after another"
     why += f": {best.rate / serial:.1f}x"
     return Layout(
-        STACKED, best.width, best.threads, why=why + _aside(best, stacks), proof=proof, rates=rates, convolutions=best.form
-    )
+        STACKED, best.width, best.threads, why=why + _aside(best, stacks), proof=proof, rates=rates, convolutions=best.form,
+        nearly_free=_nearly_free([one for one in stacks if (one.form, one.threads) == (best.form, best.threads)]),
+    )  # fmt: skip
+
+
+def _nearly_free(stacks: Sequence[_Measured]) -> int:
+    """A GPU may train 64 small trials in about the time of 16: then a rung need not have fewer."""
+    fewest = min(stacks, key=lambda one: one.width)
+    most = max((one.width for one in stacks if one.width / one.rate <= _HARDLY * fewest.width / fewest.rate), default=0)
+    return most if most > fewest.width else 0
 
 
 def _aside(best: _Measured, stacks: Sequence[_Measured]) -> str:
