@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from stacking import candidates, group_of, recipe, table
 from torch import Tensor
 
-from flatout.tuning.training import unfolded
+from flatout.tuning.training import layout, unfolded
 from flatout.tuning.training.layout import SERIAL, STACKED, Layout, choose_layout
 from flatout.tuning.training.proof import prove
 from flatout.tuning.training.shared import Group
@@ -185,3 +186,19 @@ def test_a_test_part_judges() -> None:
         assert sum(len(batch["x"]) for batch in group.scoring("choose")) == 64
         assert sum(len(batch["x"]) for batch in group.scoring("judge")) == 32
         assert "test" in group.judged_on
+
+
+@pytest.mark.parametrize(("rate", "is_measured"), [(1e4, True), (1.0, False)])
+def test_a_stack_is_measured_on_a_busy_machine_if_it_is_short(
+    rate: float, is_measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials one after another took all of the time: without a stack of them nothing would be known."""
+
+    def alone(*_: Any) -> float:
+        time.sleep(0.3)
+        return rate
+
+    monkeypatch.setattr(layout, "alone_rate", alone)
+    found = _chosen(0.2)
+    assert ("3 stacked, 1 thread" in found.rates) is is_measured
+    assert is_measured or "there was no time" in found.why

@@ -343,8 +343,8 @@ def test_a_short_trial_has_a_short_time_limit(process: TrialProcess) -> None:
 
 
 def test_a_trial_that_is_killed_from_outside_is_a_rejection(process: TrialProcess) -> None:
-    pid = int(process.attempt(ask(PLAIN)).steps_s[0])
     process._limit_s = 30.0
+    pid = int(process.attempt(ask(PLAIN)).steps_s[0])
     killer = threading.Thread(target=lambda: (time.sleep(0.3), os.kill(pid, signal.SIGKILL)))
     killer.start()
     report = process.attempt(ask(replace(PLAIN, precision="tf32")))

@@ -16,7 +16,7 @@ from flatout.data.sources.tables import encoding
 from flatout.data.sources.tables.derive import derivation_of
 from flatout.data.sources.tables.kept_rows import KeptRows
 from flatout.data.sources.tables.scan import scan
-from flatout.data.sources.tables.table_options import columns_asked_for
+from flatout.data.sources.tables.table import columns_asked_for
 
 ROWS, GROUP = 200, 20
 

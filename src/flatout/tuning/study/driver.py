@@ -125,11 +125,16 @@ class Driver:
                 self._hear(event)
 
     def look(self, most_trials: int | None) -> None:
-        """Measure before the first wave how trials like the recipe are trained fastest: a wave is as wide as pays."""
+        """Measure before the first wave how trials of the space are trained fastest: a wave is as wide as pays."""
+        if self.layouts:
+            return
         count = min(_MOST_LOOKED_AT, most_trials or _MOST_LOOKED_AT)
-        group = TrialCandidate(RECIPE, self._recipe).group
-        if group not in self.layouts:
-            self._layout_of(group, [(RECIPE - place, []) for place in range(count)], self._total)
+        overrides = self._space.overrides(self._space.point([0.5] * len(self._space.parameters)))
+        try:
+            group = TrialCandidate(RECIPE, with_overrides(self._recipe, overrides)).group
+        except FlatoutError:  # two keys that do not go together
+            group, overrides = TrialCandidate(RECIPE, self._recipe).group, []
+        self._layout_of(group, [(RECIPE - place, overrides) for place in range(count)], self._total)
 
     def run(self) -> None:
         """Until the search is finished. KeyboardInterrupt leaves a log from which the study goes on."""
@@ -311,7 +316,8 @@ class Driver:
         others = [layout for layout in self.layouts.values() if layout.rates]
         if not others:
             return None
-        if count > 1 and self._measured_s < max(_MEASURING_S, _MEASURING * self._spending.spent.seconds):
+        whole_s = self._spending.seconds or self._spending.spent.seconds
+        if count > 1 and self._measured_s < max(_MEASURING_S, _MEASURING * whole_s):
             return None
         why = "one trial of this shape" if count == 1 else "measuring layouts has taken its share of the time"
         return Layout(SERIAL, threads=others[0].threads, why=why, measured_with=count, rate_elsewhere=self._slowest)

@@ -75,7 +75,8 @@ def choose_layout(group: Group, candidates: Sequence[TrialCandidate], limit_s: f
     for width in _widths(len(candidates)):
         of_width: list[_Measured] = []
         for form, count in product(forms, counts):
-            if time.perf_counter() - began_s > limit_s:
+            is_short = not (stacks or of_width) and width * (_WARM + _TURNS) / serial < limit_s  # without it nothing is known
+            if time.perf_counter() - began_s > limit_s and not is_short:
                 break
             found = _stack_rate(group, candidates[:width], count, form)
             if found is not None:
