@@ -36,7 +36,8 @@ _SHORT = 0.2  # of the budget: a trial that is trained although the budget is sp
 _BETTER = 1.1  # several processes must be faster by this factor
 _MEASURING_S, _MEASURING = 5.0, 0.05  # of layouts: seconds, and a share of the study's time
 _MOST_LOOKED_AT = 256  # trials, when layouts are measured
-_WORTH_SAVING_S = 2.0  # of training since the last save
+_WORTH_SAVING_S = 2.0  # of training since the last save, if that took _A_SAVE_S; more if it took longer
+_A_SAVE_S = 0.04
 _MOST_BESIDE = 4  # trainings of the finals that surely find a device each
 _UNFIT = (
     "the study's log does not fit its space and seed: another version wrote it, or it was changed; --fresh starts a new study"
@@ -77,7 +78,7 @@ class Driver:
         self.degraded: list[str] = []  # why trials were trained slower than they could be
         self.lost: list[str] = []  # processes that ended before they should
         self._scores: dict[int, float] = {}  # the last of each trial
-        self._unsaved_s = 0.0
+        self._unsaved_s, self._save_s = 0.0, 0.0
         self._unsaved: set[int] = set()  # trials that were trained since the last save
 
     @property
@@ -224,9 +225,11 @@ class Driver:
         ended = [one.number for one in self.standings.values() if one.failed or one.step == self._total]
         if ended:
             self.lost += self._crew.ask_all({"forget": {"numbers": ended}})
-        if self._unsaved_s >= _WORTH_SAVING_S:
+        if self._unsaved_s >= _WORTH_SAVING_S * max(1.0, self._save_s / _A_SAVE_S):
+            began_s = time.monotonic()
             if whys := self._crew.ask_all({"save": {"numbers": sorted(self._unsaved - set(ended))}}):
                 self._log.emit("not_saved", why="; ".join(whys))  # a killed study trains these trials again
+            self._save_s = time.monotonic() - began_s
             self._unsaved_s, self._unsaved = 0.0, set()
 
     def _trained(self, rung: Rung) -> Mapping[str, Any]:
@@ -335,7 +338,7 @@ class Driver:
     def _measuring_s(self) -> float:
         """Time to measure layouts of a group: little of the budget."""
         seconds = self._spending.seconds
-        return 5.0 if seconds is None else max(0.5, min(10.0, 0.02 * seconds))
+        return 5.0 if seconds is None else max(1.0, min(10.0, 0.01 * seconds))
 
     def _standing(self, number: int, point: Mapping[str, Any]) -> TrialStanding:
         if number not in self.standings:

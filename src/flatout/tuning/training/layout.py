@@ -27,7 +27,8 @@ NONE = "none"  # not even one of them could be measured in time
 _WARM, _TIMED_S = 6, 0.2  # steps before the clock starts; time of each measurement
 _TURNS, _A_TURN, _LONGEST_TURN_S = 3, 8, 0.1  # measurements at least, and the steps and time of each
 _A_TURN_ON_DEVICE = 64  # the host's work at the start of each turn is then a small part of it
-_CLOSE = 0.7  # of the best rate: what is slower is not looked at further
+_CLOSE = 0.7  # of the best rate: if a width is slower, wider ones are not looked at
+_PROMISING = 0.8  # of the best rate of a width: what is slower is not looked at with more trials
 _FORM = {GROUPED: "grouped ones", UNFOLDED: "products of matrices"}
 _WIDTHS = (16, 64, 256)  # of stacks that are tried; more trials are trained in several stacks
 _HARDLY = 1.5  # times as long as a step of the fewest
@@ -71,10 +72,10 @@ def choose_layout(group: Group, candidates: Sequence[TrialCandidate], limit_s: f
         why = proofs[GROUPED].why
         return Layout(SERIAL, threads=threads, why=why, rates=rates, measured_with=len(candidates))
     stacks: list[_Measured] = []
-    forms = list(passed)
+    ways = list(product(passed, counts))
     for width in _widths(len(candidates)):
         of_width: list[_Measured] = []
-        for form, count in product(forms, counts):
+        for form, count in ways:
             is_short = not (stacks or of_width) and width * (_WARM + _TURNS) / serial < limit_s  # without it nothing is known
             if time.perf_counter() - began_s > limit_s and not is_short:
                 break
@@ -86,7 +87,7 @@ def choose_layout(group: Group, candidates: Sequence[TrialCandidate], limit_s: f
         fastest = max((one.rate for one in of_width), default=0.0)
         if fastest < _CLOSE * max((one.rate for one in stacks), default=0.0):
             break  # wider stacks do not fit the cache either
-        forms = [form for form in forms if any(one.form == form and one.rate >= _CLOSE * fastest for one in of_width)]
+        ways = [(one.form, one.threads) for one in of_width if one.rate >= _PROMISING * fastest]
     return replace(_chosen(stacks, serial, threads, passed, rates), measured_with=len(candidates))
 
 
