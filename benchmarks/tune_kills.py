@@ -104,6 +104,9 @@ def killed(folder: Path, trials: int, kills: int, longest_s: float, draw: random
             process.send_signal(draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))
             process.wait(60)
         orphans += left_behind(folder)
+        if list((folder / "killed").glob("*/result.json")):  # it had just ended: the same command would begin another study
+            ended_early += 1
+            break
         print(f"killed after {waits[-1]:.1f} s", file=sys.stderr, flush=True)
     if not ended_early:
         subprocess.run(command(folder, "killed", trials), env=environment(folder), stdout=subprocess.DEVNULL, timeout=LONGEST_S,
