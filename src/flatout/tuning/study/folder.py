@@ -56,7 +56,9 @@ class StudyFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise StoreError(f"{self.path / _RESULT} can't be read: {error}") from error
+            raise StoreError(
+                f"{self.path / _RESULT} can't be read ({error}): delete it, and the same `flatout tune` command writes it again"
+            ) from error
         return found
 
     def events(self) -> list[dict[str, Any]]:
