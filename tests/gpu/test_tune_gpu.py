@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.func import functional_call, vmap
 
 import flatout as fo
 from flatout.engine.optimizers import parse_schedule
@@ -18,12 +22,13 @@ from flatout.recipe.load import with_overrides
 from flatout.tuning.training import stack as stacks
 from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.candidate import OwnValues, TrialCandidate
+from flatout.tuning.training.keyed_dropout import KeyedDropout
 from flatout.tuning.training.layout import STACKED, choose_layout
 from flatout.tuning.training.shared import Group
 from flatout.tuning.training.stack import TrialStack
 from flatout.tuning.training.stack_steps import GraphSteps, LaunchedSteps
 from flatout.tuning.training.stacked_weights import Weights
-from flatout.tuning.training.unfolded import GROUPED, UNFOLDED
+from flatout.tuning.training.unfolded import GROUPED, UNFOLDED, unfold_convolutions
 from flatout.tuning.training.update_forms import UpdatedColumns, UpdateRule
 
 MLP = {"mlp": {"hidden": [32, 16], "dropout": 0.2}}
@@ -257,8 +262,12 @@ def test_the_layout_is_proven_and_measured_with_graphs() -> None:
     assert layout.rates["16 stacked, on the device"] > 2 * layout.rates["serial, on the device"]
 
 
+SHAPES: dict[str, tuple[int, ...]] = {"a": (70, 30), "b": (70,), "c": (), "d": (33, 130), "e": (8, 3, 3, 3)}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("kind", "nesterov"), [("adamw", False), ("adam", False), ("sgd", False), ("sgd", True)])
-def test_the_kernel_updates_as_the_operations_do(kind: str, nesterov: bool, device: torch.device) -> None:
+def test_the_kernel_updates_as_the_operations_do(kind: str, nesterov: bool, transposed: bool, device: torch.device) -> None:
     pytest.importorskip("triton")
     from flatout.tuning.training.update_kernel import UpdatedByKernel
 
@@ -272,31 +281,110 @@ def test_the_kernel_updates_as_the_operations_do(kind: str, nesterov: bool, devi
     made = []
     for form in (UpdatedColumns, UpdatedByKernel):
         numbers = torch.Generator().manual_seed(0)
-        rows = {name: torch.randn(3, *shape, generator=numbers) for name, shape in (("a", (70, 30)), ("b", (70,)), ("c", ()))}
+        rows = {name: torch.randn(3, *shape, generator=numbers) for name, shape in SHAPES.items()}
         weights = Weights.of(rows, {"b": 0.1}, device)
-        gradient = torch.zeros_like(weights.flat)
         state = {name: torch.zeros_like(weights.flat) for name in ("first", "second")[: 1 if kind == "sgd" else 2]}
         state["count"] = torch.zeros(3, device=device)
-        made.append((weights, gradient, state, form(rule, weights, gradient, state)))
+        made.append((weights, state, form(rule, weights, state)))
     for step in range(6):
         numbers = torch.Generator().manual_seed(step)
         finite = torch.tensor([True, step not in (0, 3), True], device=device)
         rates = torch.tensor([1e-2, 3e-2, 1e-3], dtype=torch.float64, device=device)
-        scale = torch.tensor([1.0, 0.5, 0.1], device=device)
-        whole = {name: torch.randn(view.shape, generator=numbers) for name, view in made[0][0].views(made[0][1]).items()}
-        for weights, gradient, _, form in made:
-            for name, view in weights.views(gradient).items():
-                view.copy_(whole[name])
-            gradient[~finite] = torch.nan
+        scale = torch.tensor([1.0, 0.5, 0.1], device=device) if step % 2 else None
+        gradients = {name: torch.randn(3, *SHAPES[name], generator=numbers).to(device) for name in made[0][0].shapes}
+        for one in gradients.values():
+            one[~finite] = torch.nan
+        if transposed:  # as backward leaves those of products
+            gradients |= {name: one.mT.contiguous().mT for name, one in gradients.items() if one.ndim > 2}
+        for weights, _, form in made:
             before = weights.flat[1].clone()
-            if not form.scales:
-                gradient.mul_(scale[:, None])
+            form.take(list(gradients.values()))
+            norms = form.norms()
             form(finite, rates, scale)
+            torch.testing.assert_close(norms[0], torch.cat([one[0].flatten() for one in gradients.values()]).norm())
             assert finite[1] or weights.flat[1].equal(before)
-    (expected, _, states, _), (found, _, others, _) = made
+            for name, value in form.gradient_of(2).items():
+                torch.testing.assert_close(value, gradients[name][2] * (1.0 if scale is None else scale[2]))
+    (expected, states, _), (found, others, _) = made
     torch.testing.assert_close(found.flat, expected.flat, rtol=1e-5, atol=1e-6)
     for name, value in states.items():
         torch.testing.assert_close(others[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_kernel_drops_as_the_operations_do(axis: int, dtype: torch.dtype, device: torch.device) -> None:
+    pytest.importorskip("triton")
+    clock = torch.tensor(5, device=device)
+    keys, rates = torch.tensor([123, 99_999, 2**31 - 5]), torch.tensor([0.1, 0.5, 0.0])
+    x = torch.randn(3, 4, 700, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+    def on(device: torch.device) -> list[torch.Tensor]:
+        def one(x: torch.Tensor, key: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
+            module = KeyedDropout(0.1, 1, clock.to(device))
+            module.drop_key, module.drop_rate = key, rate
+            return module(x)
+
+        given = x.to(device).movedim(0, axis).contiguous().requires_grad_()
+        made = vmap(one, in_dims=(axis, 0, 0))(given, keys.to(device), rates.to(device))
+        (gradient,) = torch.autograd.grad(made, given, x.to(device))
+        return [made.detach().cpu(), gradient.cpu()]
+
+    for ours, expected in zip(on(device), on(torch.device("cpu")), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=0)
+        assert (ours == 0).equal(expected == 0)
+
+
+@pytest.mark.parametrize("size", [2, 3, (2, 1)])
+@pytest.mark.parametrize("form", ["trials first", "trials second", "channels last"])
+def test_the_kernel_pools_as_torch_does(form: str, size: int | tuple[int, int], device: torch.device) -> None:
+    pytest.importorskip("triton")
+    from flatout.tuning.training.pool_kernel import pool_by_kernel
+
+    ours, theirs = torch.nn.MaxPool2d(size), torch.nn.MaxPool2d(size)
+    assert pool_by_kernel(ours) == [""]
+    for shape, dtype in product([(2, 3, 8, 8), (2, 3, 7, 9)], [torch.float32, torch.bfloat16]):
+        x = torch.randn(5, *shape, device=device).to(dtype).relu()  # many zeros: the first of them counts
+        x[0, 0, 0, 1, 1] = torch.nan
+        if form == "trials second":
+            x = x.movedim(0, 1).contiguous().movedim(1, 0)
+        elif form == "channels last":
+            x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+        x.requires_grad_()
+        found, expected = vmap(ours)(x), vmap(theirs)(x)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        gradient = torch.randn_like(expected)
+        pairs = [torch.autograd.grad(made, x, gradient)[0] for made in (found, expected)]
+        torch.testing.assert_close(*pairs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", [GROUPED, UNFOLDED])
+def test_the_kernel_adds_biases_as_torch_does(form: str, device: torch.device) -> None:
+    pytest.importorskip("triton")
+    from flatout.tuning.training.bias_kernel import add_by_kernel
+
+    torch.manual_seed(0)
+    shared = nn.ReLU()
+    theirs = nn.Sequential(
+        nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.Tanh()), nn.Flatten(),
+        nn.Linear(6 * 36, 5), nn.ReLU(inplace=True), nn.Linear(5, 4, bias=False), shared, nn.Linear(4, 4), shared,
+    ).to(device)  # fmt: skip
+    ours = copy.deepcopy(theirs)
+    if form == UNFOLDED:
+        unfold_convolutions(ours)
+    assert add_by_kernel(ours) == ["0.0", "0.2", "2", "6"]
+    weights = {name: torch.randn(3, *one.shape, device=device).requires_grad_() for name, one in theirs.named_parameters()}
+    x = torch.randn(7, 3, 2, 8, 8, device=device)
+
+    def found(model: nn.Module) -> list[torch.Tensor]:
+        one_batch = vmap(lambda own: functional_call(model, own, (x[:, 0],)))(weights)
+        own_batches = vmap(lambda own, batch: functional_call(model, own, (batch,)), in_dims=(0, 1))(weights, x)
+        return [one_batch, own_batches, model(x[:, 0]), *torch.autograd.grad((one_batch**2).sum(), list(weights.values()))]
+
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        pairs = list(zip(found(ours), found(theirs), strict=True))
+    for one, expected in pairs:
+        torch.testing.assert_close(one, expected, rtol=1e-4, atol=1e-4 * float(expected.detach().abs().max()))
 
 
 def test_a_study(tmp_path: Path) -> None:

@@ -26,9 +26,7 @@ MODEL = {"mlp": {"hidden": [16], "dropout": 0.2}}
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows are updated at once, and a batch is picked by torch; what a CPU does instead reads values on the host."""
     monkeypatch.setattr(source, "pick_rows", lambda column, rows: column.index_select(0, rows))
-    monkeypatch.setattr(
-        stacked_update, "form_for", lambda rule, weights, gradient, state: (UpdatedColumns(rule, weights, gradient, state), "")
-    )
+    monkeypatch.setattr(stacked_update, "form_for", lambda rule, weights, state: (UpdatedColumns(rule, weights, state), ""))
 
 
 @contextmanager

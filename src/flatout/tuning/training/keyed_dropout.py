@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data.order.keyed import keyed
+from flatout.tuning.training.own_kernels import why_no_kernels
 
 KEY, RATE = "drop_key", "drop_rate"
 _BITS = 24  # of a hash that are compared with the rate
@@ -32,8 +33,13 @@ class KeyedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
+        key = self.drop_key + self._clock[0] * 0x1000003 + self._place * 0x10001
+        if not why_no_kernels(x.device):
+            from flatout.tuning.training.dropout_kernel import dropped
+
+            return dropped(x, key, self.drop_rate)
         places = torch.arange(x.numel(), device=x.device).view(x.shape)
-        drawn = _hashed(places, self.drop_key + self._clock[0] * 0x1000003 + self._place * 0x10001)
+        drawn = _hashed(places, key)
         kept = (drawn.float() >= self.drop_rate * (1 << _BITS)).to(x.dtype)
         return x * (kept / (1 - self.drop_rate).clamp_min(1e-6).to(x.dtype))
 

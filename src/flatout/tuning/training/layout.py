@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import product
 from statistics import median
 from typing import Any
@@ -32,6 +33,7 @@ _PROMISING = 0.8  # of the best rate of a width: what is slower is not looked at
 _FORM = {GROUPED: "grouped ones", UNFOLDED: "products of matrices"}
 _WIDTHS = (16, 64, 256)  # of stacks that are tried; more trials are trained in several stacks
 _HARDLY = 1.5  # times as long as a step of the fewest
+_QUICK = 0.2  # of the limit: a measurement that is worth it afterwards
 _BETTER = 1.1  # a stack must be faster by this factor: its trials can't stop one by one
 
 
@@ -73,13 +75,15 @@ def choose_layout(group: Group, candidates: Sequence[TrialCandidate], limit_s: f
         return Layout(SERIAL, threads=threads, why=why, rates=rates, measured_with=len(candidates))
     stacks: list[_Measured] = []
     ways = list(product(passed, counts))
+    took_s = limit_s
     for width in _widths(len(candidates)):
         of_width: list[_Measured] = []
         for form, count in ways:
             is_short = not (stacks or of_width) and width * (_WARM + _TURNS) / serial < limit_s  # without it nothing is known
-            if time.perf_counter() - began_s > limit_s and not is_short:
+            is_quick = bool(stacks) and took_s < _QUICK * limit_s  # a study pays for a stack that is too small to its end
+            if time.perf_counter() - began_s > limit_s and not is_short and not is_quick:
                 break
-            found = _stack_rate(group, candidates[:width], count, form)
+            found, took_s = _timed(partial(_stack_rate, group, candidates[:width], count, form))
             if found is not None:
                 rates[found.name] = found.rate
                 of_width.append(found)
@@ -177,6 +181,11 @@ def _threads(count: int) -> str:
 def alone_rate(group: Group, candidate: TrialCandidate, threads: int, timed_s: float = _TIMED_S) -> float:
     """Steps a second of one trial."""
     return 1 / _step_seconds(group, Alone(group, [candidate]).train, threads, timed_s)
+
+
+def _timed(measure: Callable[[], _Measured | None]) -> tuple[_Measured | None, float]:
+    began_s = time.perf_counter()
+    return measure(), time.perf_counter() - began_s
 
 
 def _stack_rate(group: Group, candidates: Sequence[TrialCandidate], threads: int, form: str) -> _Measured | None:

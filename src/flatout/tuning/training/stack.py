@@ -23,7 +23,9 @@ from flatout.objectives.objective import Meter
 from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.joined_outputs import JoinedOutputs
 from flatout.tuning.training.keyed_dropout import KEY, RATE, dropout_key, key_dropouts
+from flatout.tuning.training.low_products import compute_in_dtype_of_weights
 from flatout.tuning.training.outcomes import DIVERGED, Stopped, TrialLosses, never
+from flatout.tuning.training.own_kernels import why_no_kernels
 from flatout.tuning.training.shared import CHOOSE, Group
 from flatout.tuning.training.stack_steps import SLOTS, Steps, steps_for
 from flatout.tuning.training.stacked_update import StackedUpdate
@@ -52,6 +54,13 @@ class TrialStack:
         self._dropouts = key_dropouts(self._model, self._clock)
         if convolutions == UNFOLDED:
             unfold_convolutions(self._model)
+        if not why_no_kernels(group.device):
+            from flatout.tuning.training.bias_kernel import add_by_kernel
+            from flatout.tuning.training.pool_kernel import pool_by_kernel
+
+            pool_by_kernel(self._model)
+            add_by_kernel(self._model)
+        self._multiplied = compute_in_dtype_of_weights(self._model) if group.settings.precision == "bf16" else frozenset()
         self._seeds = sorted({one.seed for one in candidates})
         self._fixed: dict[str, Tensor] = {}  # frozen parameters that are the same in all trials
         self._weights, self._buffers = self._stacked(candidates)
@@ -82,7 +91,7 @@ class TrialStack:
 
     def gradients(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """The loss of each trial, and the gradient of each stacked parameter."""
-        leaves, buffers = self._weights.leaves, self._buffers
+        leaves, buffers = self._leaves(), self._buffers
         shared = len(self._seeds) == 1
         with autocast(self.group.settings.precision, self.group.device):
             losses = vmap(self._mean_loss, in_dims=(0, 0, None if shared else 0), randomness="error")(leaves, buffers, batch)
@@ -108,7 +117,7 @@ class TrialStack:
         group, objective = self.group, self.group.job.evaluated
         device = group.device
         meters = [objective.meter(device) for _ in self._numbers]
-        weights = {name: leaf.detach() for name, leaf in self._weights.leaves.items()}
+        weights = {name: leaf.detach() for name, leaf in self._leaves().items()}
         with (
             process_set_up(group.settings, self.candidates[self._numbers[0]].seed),
             looking(self._model, group.settings.precision, device),
@@ -180,6 +189,12 @@ class TrialStack:
 
     def _steps_of(self, candidates: Sequence[TrialCandidate]) -> Steps:
         return steps_for(self.group, self._seeds, StepRates(self.group, candidates), self._clock)
+
+    def _leaves(self) -> dict[str, Tensor]:
+        """What a step computes with. Autocast would cast each weight of a product, and add biases in fp32."""
+        if not self._multiplied:
+            return self._weights.leaves
+        return self._weights.leaves_in(torch.bfloat16, self._multiplied)
 
     def _attempt(self, batches: Sequence[Batch], rates: Tensor) -> Tensor:
         losses, gradients = self.gradients(self._batch(batches))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from flatout.base.specs import Spec
 from flatout.tuning.training.candidate import TrialCandidate
+from flatout.tuning.training.own_kernels import why_no_kernels
 from flatout.tuning.training.shared import Group
 from flatout.tuning.training.stacked_weights import Weights
 from flatout.tuning.training.update_forms import UpdatedColumns, UpdatedRows, UpdateForm, UpdateRule
@@ -35,54 +35,45 @@ class StackedUpdate:
         )
         clips = [math.inf if one.own.clip is None else one.own.clip for one in candidates]
         self._clip = torch.tensor(clips, device=device) if any(map(math.isfinite, clips)) else None
-        self._scale = torch.ones(count, device=device)  # of the last gradient, if the form applies it
-        self._gradient = torch.zeros_like(weights.flat)
-        self._pieces = list(weights.views(self._gradient).values())
         rule = UpdateRule(kind.name, bool(kind.options.get("nesterov", False)), tuple(one.own for one in candidates))
-        self._form, self.degraded = form_for(rule, weights, self._gradient, self.state)
+        self._form, self.degraded = form_for(rule, weights, self.state)
 
     def picked(self, places: Tensor, weights: Weights, candidates: Sequence[TrialCandidate]) -> StackedUpdate:
         return StackedUpdate(self._group, weights, candidates, {name: one[places] for name, one in self.state.items()})
 
     @torch.no_grad()
     def __call__(self, losses: Tensor, gradients: Sequence[Tensor], rates: Tensor) -> None:
-        for piece, one in zip(self._pieces, gradients, strict=True):
-            piece.copy_(one)
-        watched = losses
+        self._form.take(gradients)
+        watched, scale = losses, None
         if self._clip is not None:
-            clips = self._clip.isfinite()
-            norms = torch.linalg.vector_norm(self._gradient, dim=1)
+            clips, norms = self._clip.isfinite(), self._form.norms()
             scale = torch.where(clips, (self._clip / (norms + 1e-6)).clamp_max(1.0), 1.0)
             watched = torch.where(clips, norms, losses)
-            if self._form.scales:
-                self._scale.copy_(scale)
-            else:
-                self._gradient.mul_(scale[:, None])
-        self._form(torch.isfinite(watched), rates, self._scale)
+        self._form(torch.isfinite(watched), rates, scale)
 
     def gradient_of(self, place: int) -> dict[str, Tensor]:
         """Of the last step, by parameter, clipped as it was applied."""
-        return {name: one * self._scale[place] for name, one in self.weights.row(self._gradient, place).items()}
+        return self._form.gradient_of(place)
 
 
-def form_for(rule: UpdateRule, weights: Weights, gradient: Tensor, state: Mapping[str, Tensor]) -> tuple[UpdateForm, str]:
+def form_for(rule: UpdateRule, weights: Weights, state: Mapping[str, Tensor]) -> tuple[UpdateForm, str]:
     """And why it is not the fastest one of its device, in words; empty: it is."""
     device, why = weights.flat.device, ""
     if device.type == "cpu":
-        return UpdatedRows(rule, weights, gradient, state), ""
+        return UpdatedRows(rule, weights, state), ""
     if device.type == "cuda" and weights.flat.dtype == torch.float32:
-        why = "Triton is not installed"
-        if find_spec("triton") is not None:
+        why = why_no_kernels(device)
+        if not why:
             try:
-                return _kernel(rule, weights, gradient, state), ""
+                return _kernel(rule, weights, state), ""
             except Exception as error:  # it is compiled here, by tools that may be missing or broken
                 why = f"{type(error).__name__}: " + str(error).strip().partition("\n")[0]
-    return UpdatedColumns(rule, weights, gradient, state), why and f"the update is not one kernel: {why}"
+    return UpdatedColumns(rule, weights, state), why and f"the update is not one kernel: {why}"
 
 
-def _kernel(rule: UpdateRule, weights: Weights, gradient: Tensor, state: Mapping[str, Tensor]) -> UpdateForm:
+def _kernel(rule: UpdateRule, weights: Weights, state: Mapping[str, Tensor]) -> UpdateForm:
     from flatout.tuning.training.update_kernel import UpdatedByKernel
 
-    form = UpdatedByKernel(rule, weights, gradient, state)
-    form.rehearse()
+    form = UpdatedByKernel(rule, weights, state)
+    form.rehearse(list(weights.leaves.values()))
     return form

@@ -6,7 +6,7 @@ on a GPU read aligned memory in larger pieces; the gaps hold zeros, whose gradie
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -55,8 +55,18 @@ class Weights:
                 parts.append(Part(start, stop, decays, factor))
         return cls(flat.to(device), shapes, parts)
 
+    def leaves_in(self, dtype: torch.dtype, names: Collection[str]) -> dict[str, Tensor]:
+        """The leaves, but these as copies in another dtype, which gradients are taken of instead."""
+        copied = self.views(self.flat.to(dtype))
+        return {name: copied[name].detach().requires_grad_() if name in names else leaf for name, leaf in self.leaves.items()}
+
     def picked(self, places: Tensor) -> Weights:
         return Weights(self.flat[places], self.shapes, self.parts)
+
+    def places(self) -> Iterator[tuple[int, Part]]:
+        """Of each leaf: its first column, and the part that it lies in."""
+        for start in _starts(self.shapes.values())[:-1]:
+            yield start, next(part for part in self.parts if part.start <= start < part.stop)
 
     def views(self, matrix: Tensor) -> dict[str, Tensor]:
         """What a matrix like `flat` holds, by parameter."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,31 +36,61 @@ class UpdateRule:
 
 
 class UpdateForm(Protocol):
-    scales: bool
-    """Whether it multiplies the gradient by `scale`, a number of each trial; otherwise that has been done."""
+    def take(self, gradients: Sequence[Tensor]) -> None:
+        """Those of a step, of each leaf."""
 
-    def __call__(self, finite: Tensor, rates: Tensor, scale: Tensor) -> None:
-        """One step of each trial; those that are not `finite` stay as they are. `rates` are float64."""
+    def norms(self) -> Tensor:
+        """Of each trial, before the clip."""
+
+    def __call__(self, finite: Tensor, rates: Tensor, scale: Tensor | None) -> None:
+        """One step of each trial; those that are not `finite` stay as they are. `rates` are float64. `scale`: a number of each
+        trial that its gradient is multiplied by."""
+
+    def gradient_of(self, place: int) -> dict[str, Tensor]:
+        """Of the last step, by parameter, clipped as it was applied."""
 
 
-class UpdatedRows:
+class _InOneMatrix:
+    """Gradients are copied to a matrix like the one of the weights."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights, self._gradient = weights, torch.zeros_like(weights.flat)
+        self._pieces = list(weights.views(self._gradient).values())
+
+    def take(self, gradients: Sequence[Tensor]) -> None:
+        for piece, one in zip(self._pieces, gradients, strict=True):
+            piece.copy_(one)
+
+    def norms(self) -> Tensor:
+        found: Tensor = torch.linalg.vector_norm(self._gradient, dim=1)
+        return found
+
+    def gradient_of(self, place: int) -> dict[str, Tensor]:
+        return self._weights.row(self._gradient, place)
+
+    def _multiply(self, scale: Tensor | None) -> None:
+        if scale is not None:
+            self._gradient.mul_(scale[:, None])
+
+
+class UpdatedRows(_InOneMatrix):
     """Torch's fused kernels, a row at a time: on a CPU as fast as a run's own update, which is the same kernel."""
 
-    scales = False
-
-    def __init__(self, rule: UpdateRule, weights: Weights, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, rule: UpdateRule, weights: Weights, state: Mapping[str, Tensor]) -> None:
+        super().__init__(weights)
         self._rule, self._parts = rule, weights.parts
         flat, self._count = weights.flat, state["count"]
         self._skip = torch.zeros(len(flat))
-        matrices = [flat, gradient, *(state[name] for name in ("first", "second") if name in state)]
+        matrices = [flat, self._gradient, *(state[name] for name in ("first", "second") if name in state)]
         self._views = [
             [[one[row, part.start : part.stop] for one in matrices] for part in self._parts] for row in range(len(flat))
         ]
         self._counts = list(self._count.unbind())
         self._skips = list(self._skip.unbind())
 
-    def __call__(self, finite: Tensor, rates: Tensor, scale: Tensor) -> None:
+    def __call__(self, finite: Tensor, rates: Tensor, scale: Tensor | None) -> None:
         rule = self._rule
+        self._multiply(scale)
         torch.logical_not(finite, out=self._skip)
         self._count.add_(1).sub_(self._skip)
         for own, rate, views, count, skip in zip(rule.own, rates.tolist(), self._views, self._counts, self._skips, strict=True):
@@ -97,13 +127,12 @@ def _row_update(
     )  # fmt: skip
 
 
-class UpdatedColumns:
+class UpdatedColumns(_InOneMatrix):
     """All rows at once, by operations that any device has. Nothing waits for the device."""
 
-    scales = False
-
-    def __init__(self, rule: UpdateRule, weights: Weights, gradient: Tensor, state: Mapping[str, Tensor]) -> None:
-        self._rule, self._flat, self._gradient, self._state = rule, weights.flat, gradient, state
+    def __init__(self, rule: UpdateRule, weights: Weights, state: Mapping[str, Tensor]) -> None:
+        super().__init__(weights)
+        self._rule, self._flat, self._state = rule, weights.flat, state
         flat, device = weights.flat, weights.flat.device
         decays, factors = torch.zeros(flat.shape[1], device=device), torch.ones(flat.shape[1], device=device)
         for part in weights.parts:
@@ -116,7 +145,8 @@ class UpdatedColumns:
             self._betas = [beta[:, None] for beta in rule.betas(device)]
             self._eps = rule.column("eps", device).to(flat.dtype)[:, None]
 
-    def __call__(self, finite: Tensor, rates: Tensor, scale: Tensor) -> None:
+    def __call__(self, finite: Tensor, rates: Tensor, scale: Tensor | None) -> None:
+        self._multiply(scale)
         weights, going = self._flat, finite[:, None].to(self._flat.dtype)
         gradient = self._gradient.masked_fill_(~finite[:, None], 0.0)
         lr = rates.to(weights.device, weights.dtype, non_blocking=True)[:, None] * going
