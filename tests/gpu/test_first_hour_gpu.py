@@ -1,10 +1,11 @@
-"""Metrics by name, weighted losses and text on a GPU: as on the CPU, and without waiting for the device between batches."""
+"""The first hour on a GPU: metrics, weighted losses, rates, derived columns and text are those of the CPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -77,6 +78,53 @@ def test_weighted_losses_train_as_on_the_cpu(objective: Any, tmp_path: Path) -> 
         losses[device] = run.result["metrics"]
     for name, value in losses["cpu"].items():
         assert losses["cuda"][name] == pytest.approx(value, rel=2e-3, abs=2e-3), name
+
+
+def classified(**given: Any) -> fo.Recipe:
+    drawn = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 4, (4096,), generator=drawn)
+    x = torch.randn(4096, 8, generator=drawn) + 2 * nn.functional.one_hot(y, 8)
+    base = {"data": fo.data.arrays(x, y, holdout=0.25), "model": {"mlp": {"hidden": [64]}}, "batch": 128, "budget": "3 epochs"}
+    return fo.Recipe(**{**base, "settings": {"device": "cuda"}, **given})
+
+
+def test_a_rate_is_found_on_the_device(tmp_path: Path) -> None:
+    found = fo.find_lr(classified(lr="auto"), limit="30 s", cache=tmp_path / "cache")
+    assert found.low <= found.lr <= found.high and found.why
+
+    def loss(lr: float, name: str) -> float:
+        run = fo.run(classified(lr=lr, name=name), runs=tmp_path, cache=tmp_path / "cache", planning="off", quiet=True)
+        return float(run.result["metrics"]["loss"])
+
+    assert loss(found.lr, "found") < 0.9 * loss(found.lr / 100, "lower")
+
+
+def test_one_batch_is_learned_on_the_device(tmp_path: Path) -> None:
+    found = fo.overfit(classified(lr=1e-2), cache=tmp_path / "cache")
+    assert found.learned and found.loss < found.first_loss
+
+
+def test_derived_columns_are_those_of_the_cpu(tmp_path: Path) -> None:
+    drawn = np.random.default_rng(0)
+    km, minutes = drawn.gamma(2, 3, 2000).round(2), drawn.integers(2, 90, 2000)
+    start = np.datetime64("2024-03-01T00:00") + drawn.integers(0, 50_000, 2000).astype("timedelta64[m]")
+    zone = drawn.choice(["A", "B", "C"], 2000)
+    rows = zip(km, start, start + minutes.astype("timedelta64[m]"), zone, (2 + km + minutes / 3).round(2), strict=True)
+    lines = "".join(",".join(map(str, row)) + "\n" for row in rows)
+    (tmp_path / "trips.csv").write_text("km,start,end,zone,fare\n" + lines)
+    predicted = {}
+    for device in ("cpu", "cuda"):
+        (tmp_path / f"{device}.yaml").write_text(
+            "data:\n  table: trips.csv\n  label: fare\n  drop: [start, end]\n  holdout: 0.25\n  where: [km > 0.5]\n  derive:\n"
+            "    minutes: minutes_between(start, end)\n    speed: 60 * km / minutes\n    usual: mean(speed) by zone\n"
+            "    night: hour(start) < 6 or hour(start) >= 22\n"
+            "model: {mlp: {hidden: [16]}}\nobjective: regress\nbatch: 64\nlr: 1e-2\nbudget: 5 epochs\n"
+            f"settings: {{device: {device}, precision: fp32}}\n"
+        )
+        run = fo.run(tmp_path / f"{device}.yaml", runs=tmp_path / "runs", cache=tmp_path / "cache", planning="off", quiet=True)
+        predicted[device] = torch.as_tensor(fo.predict(run, tmp_path / "trips.csv", device=device)["prediction"])
+    apart = (predicted["cuda"] - predicted["cpu"]).abs().mean() / predicted["cpu"].std()
+    assert apart < 0.02
 
 
 def test_a_text_model_writes_on_the_device(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import FlatoutError
+from flatout.engine.surroundings import compiler_left_out
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
 from flatout.tuning.training.candidate import TrialCandidate
@@ -32,7 +33,8 @@ class TrialWorker:
             "about": self._about, "layout": self._layout, "rate": self._rate, "train": self._train, "save": self._save,
             "forget": self._forget, "states": self._keep_states,
         }  # fmt: skip
-        return answers[verb](given)
+        with compiler_left_out():  # optimizers would load it, which takes seconds
+            return answers[verb](given)
 
     def close(self) -> None:
         self._trainers.close()
