@@ -15,6 +15,7 @@ from flatout.shrinking.fallback import Fallback
 from flatout.shrinking.goal import parse_goal
 from flatout.shrinking.metric import metrics_of
 from flatout.shrinking.search import ShrinkSearch
+from flatout.shrinking.trained_steps import TrainedSteps
 from flatout.shrinking.trials import ShrinkTrials
 
 ROWS, SOURCE_S, SOURCE_BYTES = 4000, 1e-3, 1000
@@ -43,11 +44,11 @@ class Script:
         return answer
 
     def _make(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        (step,) = question["steps"]
-        if step["change"] == self.interrupts_at:
-            raise KeyboardInterrupt
-        if step["change"] in self.fails:
-            raise self.fails[step["change"]]
+        for step in question["steps"]:
+            if step["change"] == self.interrupts_at:
+                raise KeyboardInterrupt
+            if step["change"] in self.fails:
+                raise self.fails[step["change"]]
         self.made[question["name"]] = question["steps"]
         return {"bytes": self.bytes(question["steps"]), "notes": {}}
 
@@ -78,7 +79,7 @@ class Script:
 
 
 def search_of(script: Script, *, goal: str | None = None, margin: float | None = None, batches: tuple[int, ...] = (1,),
-              without: Mapping[str, str] | None = None) -> ShrinkSearch:  # fmt: skip
+              without: Mapping[str, str] | None = None, training_s: float = 0.0) -> ShrinkSearch:  # fmt: skip
     """Two changes by layer, and one of weights alone; `without` says of some why they do not apply."""
     changes = {
         name: {value: {"why_not": (without or {}).get(name), "layers": layers}}
@@ -90,4 +91,5 @@ def search_of(script: Script, *, goal: str | None = None, margin: float | None =
     wanted, metrics, limit = parse_goal(goal), metrics_of("classify", margin), TimeLimit(600.0)
     trials = ShrinkTrials(script.ask, metrics, batches, wanted, SOURCE_BYTES, limit, said.append)
     fallback = Fallback(script.ask, metrics, batches[0], 64, said.append)
-    return ShrinkSearch(trials, fallback, changes, wanted, batches, limit, said.append)
+    trained = TrainedSteps(script.ask, training_s, limit, said.append)
+    return ShrinkSearch(trials, fallback, changes, trained, wanted, batches, limit, said.append)

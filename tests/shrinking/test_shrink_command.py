@@ -45,7 +45,7 @@ def _arm(name: str, turns: int) -> dict[str, Any]:
 
 
 def test_a_faster_package_answers_like_its_source(package: Package, as_if_fast: None, command: Command) -> None:
-    made = verb.shrink(package, "shrunk", margin=1.0, batches=(1, 64), isolated=False)
+    made = verb.shrink(package, "shrunk", margin=1.0, batches=(1, 64), training="off", isolated=False)
     assert made.kept == ("int8 static",) and made.goal_met
     assert re.search(r"3\.00x as fast at batch 1.*smaller.*accuracy", made.sentence)
 
@@ -82,7 +82,7 @@ def test_where_nothing_pays_the_package_is_unchanged_and_one_sentence_says_why(
 ) -> None:
     monkeypatch.setattr(CandidateBench, "_time", lambda self, first, second, batch, turns, most_s: {
         "first": _arm("source", turns), "second": _arm("other", turns)})  # fmt: skip
-    made = verb.shrink(package, "shrunk", isolated=False)
+    made = verb.shrink(package, "shrunk", training="off", isolated=False)
     assert made.kept == () and made.sentence.startswith("nothing pays; the best was int8")
     x = np.zeros((3, 8, 8), np.uint8)
     assert torch.equal(open_package(Path("shrunk")).predict(x)["probabilities"], package.predict(x)["probabilities"])
@@ -92,7 +92,7 @@ def test_where_nothing_pays_the_package_is_unchanged_and_one_sentence_says_why(
 def test_a_goal_that_is_not_met_offers_the_nearest_point(package: Package, as_if_fast: None, command: Command,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr(verb.shrink, "__kwdefaults__", {**verb.shrink.__kwdefaults__, "isolated": False})
-    code, out, errors = command("shrink", package.path, "--goal", "speed 20x", "--margin", "1", "--quiet")
+    code, out, errors = command("shrink", package.path, "--goal", "speed 20x", "--margin", "1", "--training", "off", "--quiet")
     assert code == 1 and "the goal is not met; shrunk has the nearest package" in errors
     assert "The goal speed 20x is not met: 3.00x is the nearest that is as accurate" in out
     assert command("shrink", package.path, "--quiet")[2].startswith("flatout: shrunk exists already")
@@ -122,6 +122,7 @@ def test_a_process_that_dies_is_started_again(package: Package, rows: RowSets) -
         (["--margin", "0"], "--margin is above 0"),
         (["--batch", "few"], "--batch is a number of rows"),
         (["--within", "soon"], "expected a number and a unit"),
+        (["--training", "some"], "expected a number and a unit"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_tried(
@@ -140,7 +141,7 @@ def test_a_run_without_held_out_rows_says_what_to_set(command: Command) -> None:
     with pytest.raises(UsageError, match=r"has no held-out rows.*holdout: 0.2.*--data"):
         rows_of_run(open_package(Path("package")), data)
     np.savez("held.npz", x=x, y=y)
-    made = verb.shrink(open_package(Path("package")), "shrunk", data="held.npz", isolated=False)
+    made = verb.shrink(open_package(Path("package")), "shrunk", data="held.npz", training="off", isolated=False)
     assert made.about["rows"]["judging"] == 48 and "three quarters of held.npz" in made.about["rows"]["origin"]
 
 

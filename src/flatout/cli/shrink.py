@@ -40,6 +40,13 @@ def shrink(
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="The folder of the new package.")] = Path("shrunk"),
     within: Annotated[str, typer.Option("--within", help="No new try starts after this time.")] = "10 min",
+    training: Annotated[
+        str | None,
+        typer.Option(
+            "--training", help="How long pruned and narrower models may be trained, together; off: not at all. Default: half "
+            "of --within.", show_default=False,
+        ),
+    ] = None,
     runs: Annotated[Path, typer.Option("--runs", help="The folder with all runs.")] = Path("runs"),
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a page with the receipt to this file.", show_default=False)
@@ -60,7 +67,7 @@ def shrink(
     say = (lambda line: None) if quiet else _say
     made = shrink_package(
         open_package(folder), out, goal=goal, margin=margin, batches=sizes, data=data, within=within,
-        cache=cache_folder(), say=say,
+        training=training, cache=cache_folder(), say=say,
     )  # fmt: skip
     show_receipt(made.package, as_json, html)
     if made.is_interrupted:

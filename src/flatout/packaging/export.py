@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout import __version__
 from flatout.base.errors import FlatoutError, MissingExtra, ModelError, NotExportable, RecipeError, StoreError
@@ -16,6 +17,7 @@ from flatout.data.fitted.table_rows import TableHost
 from flatout.data.source import Batch
 from flatout.engine.job import Job
 from flatout.models.adapters import merged
+from flatout.objectives.objective import Objective
 from flatout.packaging.answering import Answering, Preparation
 from flatout.packaging.capture import Captured, capture
 from flatout.packaging.card import card_of, signature_of
@@ -37,6 +39,9 @@ from flatout.runs.in_use import as_trained
 from flatout.runs.record import Run
 from flatout.runs.trained import job_of, trained_model
 from flatout.store.tensors import write_tensors
+
+if TYPE_CHECKING:
+    import onnx
 
 _CAPTURE_ROWS = 6
 
@@ -125,6 +130,13 @@ def _captured(answering: Answering, rows: Batch, fitted: Fitted) -> Captured:
     host = fitted.host
     tokens = host.kind == "text" or (host.kind == "arrays" and any(raw.kind == "tokens" for raw in host.inputs))
     return capture(answering, few, ("x",) if tokens and few["x"].dim() == 2 else ())
+
+
+def onnx_of_model(model: nn.Module, objective: Objective, fitted: Fitted, rows: Batch) -> onnx.ModelProto:
+    """Another model in the place of a run's, with its preparation and its answers, as the export of that run writes it."""
+    preparation = Preparation(fitted)
+    answering = Answering(model, preparation.inside, objective, list(preparation.columns)).eval()
+    return complete_onnx(_captured(answering, rows, fitted), fitted, rows)[0]
 
 
 def _write(folder: Path, program: Program | CodeProgram, weights: dict[str, Tensor], fitted: Fitted, samples: Samples) -> None:

@@ -21,10 +21,15 @@ def data_of(run: Run, cache: Path | None) -> Data:
     return data
 
 
-def data_behind(package: Package, cache: Path | None) -> Data:
-    """Of the run that the package was exported from. StoreError if that run is no longer there."""
+def run_behind(package: Package) -> Run:
+    """The run that the package was exported from. StoreError if it is no longer there."""
     from_run = package.card["run"]
     folder = open_run(Path(from_run["path"]))
     if folder.identity != from_run["identity"]:
         raise DataError(f"another run is at {from_run['path']} now")
-    return data_of(Run(folder), cache)
+    return Run(folder)
+
+
+def data_behind(package: Package, cache: Path | None) -> Data:
+    """Of that run."""
+    return data_of(run_behind(package), cache)

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from flatout.base.answering_child import NoAnswer
-from flatout.base.units import show_seconds
 from flatout.shrinking.metric import Costs, Metric
 from flatout.shrinking.rows import TUNING
-from flatout.shrinking.step import ShrinkStep
+from flatout.shrinking.step import ShrinkStep, ShrinkSteps
 from flatout.shrinking.workshop.bench import SOURCE
 
 _PATIENCE_S = 600.0
@@ -48,30 +47,31 @@ class Fallback:
         self._source: Costs | None = None
         self.orders: dict[str, list[LayerCost]] = {}  # by change
 
-    def next_step(self, step: ShrinkStep, layers: Sequence[str]) -> ShrinkStep | None:
-        """With more layers in float32 than `step` has; None if none would be left, or if it can't be measured."""
-        key = f"{step.change} {step.value}"
+    def next_step(self, state: ShrinkSteps, layers: Sequence[str]) -> ShrinkStep | None:
+        """The last step of `state` with more layers in float32; None if none would be left, or if it can't be measured."""
+        before, step = state[:-1], state[-1]
+        key = _key(state)
         try:
             if key not in self.orders:
-                self.orders[key] = self._measured(replace(step, floats=()), layers[:_MOST_LAYERS])
+                self.orders[key] = self._measured(before, replace(step, floats=()), layers[:_MOST_LAYERS])
             order = [one.layer for one in self.orders[key]]
             for count in range(len(step.floats) + 1, len(layers)):
                 wider = replace(step, floats=tuple(order[:count]))
                 if count > len(order):
                     return None
-                if self._is_promising(wider):
+                if self._is_promising((*before, wider)):
                     return wider
         except NoAnswer:
             return None
         return None
 
-    def _measured(self, step: ShrinkStep, layers: Sequence[str]) -> list[LayerCost]:
+    def _measured(self, before: ShrinkSteps, step: ShrinkStep, layers: Sequence[str]) -> list[LayerCost]:
         self._say(f"measuring what each of the {len(layers)} layers costs in {step.named}")
-        whole = self._made(step, f"{_NAME}-none")
+        whole = self._made((*before, step), f"{_NAME}-none")
         found = []
         for place, layer in enumerate(layers):
             name = f"{_NAME}-{place}"
-            error = self._made(replace(step, floats=(layer,)), name)
+            error = self._made((*before, replace(step, floats=(layer,))), name)
             question = {"ask": "time", "first": name, "second": f"{_NAME}-none", "batch": self._batch, "turns": _LAYER_TURNS}
             told = self._ask({**question, "most_s": _LAYER_S}, _PATIENCE_S)
             now_s, was_s = (np.asarray(told[arm]["blocks_s"]) for arm in ("first", "second"))
@@ -79,15 +79,15 @@ class Fallback:
         found.sort(key=lambda one: one.worth, reverse=True)
         return found
 
-    def _made(self, step: ShrinkStep, name: str) -> float:
-        self._ask({"ask": "make", "steps": [step.to_dict()], "name": name}, _PATIENCE_S)
+    def _made(self, state: ShrinkSteps, name: str) -> float:
+        self._ask({"ask": "make", "steps": [one.to_dict() for one in state], "name": name}, _PATIENCE_S)
         return float(self._ask({"ask": "error", "name": name}, _PATIENCE_S)["error"])
 
-    def _is_promising(self, step: ShrinkStep) -> bool:
+    def _is_promising(self, state: ShrinkSteps) -> bool:
         if self._source is None:
             self._source = self._costs(SOURCE)
         name = f"{_NAME}-some"
-        self._ask({"ask": "make", "steps": [step.to_dict()], "name": name}, _PATIENCE_S)
+        self._ask({"ask": "make", "steps": [one.to_dict() for one in state], "name": name}, _PATIENCE_S)
         costs = self._costs(name)
         return all(metric.lost(self._source, costs) <= _SHARE * metric.allowed for metric in self._metrics)
 
@@ -102,7 +102,6 @@ class Fallback:
             for change, order in self.orders.items()
         }
 
-    def words(self, step: ShrinkStep) -> str:
-        order = self.orders.get(f"{step.change} {step.value}", [])
-        kept = [one for one in order if one.layer in step.floats]
-        return ", ".join(f"{one.layer} ({show_seconds(max(one.lost_s, 0.0))} a call)" for one in kept)
+
+def _key(state: ShrinkSteps) -> str:
+    return ", ".join(f"{step.change} {step.value}" for step in state)

@@ -1,4 +1,5 @@
-"""What a shrink tries, in which order: changes of the whole model on the shared search, then with layers in float32."""
+"""What a shrink tries, in which order: changes of the whole model on the shared search, then with layers in float32; then
+smaller models that are trained, each with the change that was kept before and, if it is kept, with the others."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from flatout.measure.search import Confirmation, Search
 from flatout.measure.standing import median_s
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import TrialRecord, entry_of
-from flatout.shrinking.changes.all import CHANGES
+from flatout.shrinking.changes.all import CHANGES, TRAINED
 from flatout.shrinking.fallback import Fallback
 from flatout.shrinking.goal import ShrinkGoal
-from flatout.shrinking.step import ShrinkStep, ShrinkSteps
+from flatout.shrinking.step import ShrinkStep, ShrinkSteps, named
+from flatout.shrinking.trained_steps import TrainedSteps
 from flatout.shrinking.trials import ShrinkAttempt, ShrinkOption, ShrinkStanding, ShrinkTrials, Tried, latency_s
 
 _FALLBACKS = 3  # looks at the held-out rows, for each change
@@ -30,6 +32,7 @@ class ShrinkSearch:
         trials: ShrinkTrials,
         fallback: Fallback,
         changes: Changes,
+        trained: TrainedSteps,
         goal: ShrinkGoal,
         batches: Sequence[int],
         time_limit: TimeLimit,
@@ -39,8 +42,12 @@ class ShrinkSearch:
         self._trials, self._fallback, self._changes, self._goal = trials, fallback, changes, goal
         self._batches, self._time_limit, self._say = tuple(batches), time_limit, say
         self._record = TrialRecord()
-        self._left = [ShrinkStep(name, value) for name, value in self._in_order()]
-        self._fallbacks: dict[str, int] = {}
+        self._trained = trained
+        self._steps = [ShrinkStep(name, value) for name, value in self._in_order()]
+        self._left: list[ShrinkSteps] = [(step,) for step in self._steps]  # candidates
+        self._training: ShrinkStep | None = None  # the trained step of the candidates that are tried now
+        self._unproven: set[ShrinkStep] = set()  # steps of candidates that were not accurate enough
+        self._fallbacks: dict[ShrinkSteps, int] = {}
         self.tried: dict[ShrinkSteps, Tried] = {}
         self.kept: ShrinkSteps = ()
         self.result: Tried | None = None
@@ -63,10 +70,23 @@ class ShrinkSearch:
     def next_option(self, standing: ShrinkStanding) -> ShrinkOption | None:
         if self._time_limit.is_over or self._is_met(standing):
             return None
-        if not self._left:
+        if self._left:
+            return ShrinkOption(self._left.pop(0))
+        self._end_of_trained(standing)
+        step = self._trained.next_step()
+        if step is None:
             return None
-        step = self._left.pop(0)
-        return ShrinkOption(step, (step,))
+        self._training = step
+        before = tuple(one for one in standing.state if one.change not in TRAINED)
+        if before:
+            self._left.append((step,))  # alone, if the two lose too much together
+        return ShrinkOption((step, *before), self._trained.takes_s(step))
+
+    def _end_of_trained(self, standing: ShrinkStanding) -> None:
+        """Nothing more is tried with the last trained step: if that was for its accuracy, no smaller model is trained."""
+        step, self._training = self._training, None
+        if step is not None and step not in standing.state and self._unproven.intersection({step}):
+            self._trained.not_accurate(step)
 
     def why_no_more(self, standing: ShrinkStanding) -> str:
         if self._is_met(standing):
@@ -78,8 +98,10 @@ class ShrinkSearch:
     def untried(self, standing: ShrinkStanding) -> Iterator[Entry]:
         over = "interrupted" if self.is_interrupted else "no time left"
         why = "the goal was met before" if self._is_met(standing) else over
-        for step in self._left:
-            yield Entry(step.change, step.value, None, UNTRIED, why)
+        for state in self._left:
+            if state[-1] != self._training:  # it was tried with another change
+                yield Entry(_name(state), state[-1].value, None, UNTRIED, why)
+        yield from self._trained.rest(why)
 
     def _is_met(self, standing: ShrinkStanding) -> bool:
         """As far as this is known before the last measurement."""
@@ -115,31 +137,36 @@ class ShrinkSearch:
     def note(self, option: ShrinkOption, attempt: ShrinkAttempt) -> None:
         step = option.step
         value = step.value if not step.floats else f"{step.value} with {', '.join(step.floats)} in float32".strip()
-        entry = entry_of(step.change, value, None, attempt.result, attempt.judgement)
+        entry = entry_of(_name(option.state), value, None, attempt.result, attempt.judgement)
         entry = replace(entry, check={**(entry.check or {}), **_facts(attempt.result)})
         if attempt.judgement.kept:
             for earlier in self._record.kept:  # candidates are changes of the source, one instead of the other
-                self._record.take_back(earlier, f"replaced by {step.named}; {earlier.why}")
+                self._record.take_back(earlier, f"replaced by {named(option.state)}; {earlier.why}")
         self._record.add(entry, attempt.judgement.rejection)
         self.tried[option.state] = attempt.result
         self._say(f"  {entry.verdict}: {entry.why}")
         if attempt.judgement.rejection is Rejection.UNPROVEN:
+            self._unproven.update(option.state)
             self._fall_back(option)
+        elif attempt.judgement.kept and option.state[0] == self._training:
+            self._left = [state for step in self._steps if (state := (option.state[0], step)) not in self.tried]
 
     def _fall_back(self, option: ShrinkOption) -> None:
         step, checks = option.step, self._trials.checks.get(option.state, [])
-        if not CHANGES[step.change].is_by_layer or any(one.is_open for one in checks) or self._time_limit.is_over:
+        if step.change in TRAINED or not CHANGES[step.change].is_by_layer:
+            return
+        if any(one.is_open for one in checks) or self._time_limit.is_over:
             return
         layers = self._changes[step.change][step.value]["layers"]
-        key = f"{step.change} {step.value}"
+        key = (*option.state[:-1], replace(step, floats=()))
         self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
         if len(layers) < 2 or self._fallbacks[key] > _FALLBACKS:
             return
-        wider = self._fallback.next_step(step, layers)
+        wider = self._fallback.next_step(option.state, layers)
         if wider is None:
             self._say("  no choice of layers in float32 is accurate enough on the tuning rows")
         else:
-            self._left.insert(0, wider)
+            self._left.insert(0, (*option.state[:-1], wider))
 
     def together(
         self, standing: ShrinkStanding, baseline: ShrinkStanding, *, may_measure: bool
@@ -168,3 +195,9 @@ def _facts(tried: Tried) -> dict[str, Any]:
         str(batch): {"speed": one.ratio, "low": one.low, "high": one.high, "n": one.n} for batch, one in tried.batches.items()
     }
     return {"bytes": tried.bytes, "batches": speeds}
+
+
+def _name(state: ShrinkSteps) -> str:
+    """Of an entry, whose value is that of the last step."""
+    before = [f"{step.change} {step.value}".strip() for step in state[:-1]]
+    return ", ".join([*before, state[-1].change])

@@ -29,3 +29,7 @@ class ShrinkStep:
 
 
 ShrinkSteps = tuple[ShrinkStep, ...]
+
+
+def named(state: ShrinkSteps) -> str:
+    return ", then ".join(step.named for step in state)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flatout.base.answering_child import NoAnswer
-from flatout.base.units import show_bytes, show_gain
+from flatout.base.units import show_bytes, show_gain, show_seconds
 from flatout.measure.judging import HARMLESS, Judgement, Rejection
 from flatout.measure.row_proof import RowCheck
 from flatout.measure.search import Attempt, Confirmation, NoBaseline
@@ -21,7 +21,7 @@ from flatout.measure.time_limit import TimeLimit
 from flatout.shrinking.goal import ShrinkGoal
 from flatout.shrinking.metric import Costs, Metric
 from flatout.shrinking.rows import JUDGING
-from flatout.shrinking.step import ShrinkStep, ShrinkSteps
+from flatout.shrinking.step import ShrinkStep, ShrinkSteps, named
 from flatout.shrinking.why import why_no_gain
 from flatout.shrinking.workshop.bench import SOURCE
 
@@ -30,6 +30,7 @@ _SMALLER = 1.05
 _TURNS, _MOST_TURNS, _FINAL_TURNS = 20, 120, 60
 _TURNS_S, _FINAL_S = 4.0, 6.0
 _PATIENCE_S = 600.0
+_TRAINING_PATIENCE = 5.0  # times the predicted time
 JUDGED_BATCH = 64
 
 Ask = Callable[[Mapping[str, Any], float], dict[str, Any]]
@@ -58,8 +59,15 @@ ShrinkAttempt = Attempt[ShrinkSteps, Tried]
 
 @dataclass(frozen=True)
 class ShrinkOption:
-    step: ShrinkStep
+    """`training_s`: about how long making it takes, if a model is trained for it."""
+
     state: ShrinkSteps
+    training_s: float = 0.0
+
+    @property
+    def step(self) -> ShrinkStep:
+        """The last one."""
+        return self.state[-1]
 
 
 class ShrinkTrials:
@@ -100,10 +108,12 @@ class ShrinkTrials:
         return {metric.name: metric.of(self._costs_of(SOURCE)) for metric in self._metrics}
 
     def attempt(self, option: ShrinkOption, standing: ShrinkStanding) -> ShrinkAttempt:
-        self._say(f"trying {option.step.named}")
+        about = f"; its training takes about {show_seconds(option.training_s)}" if option.training_s else ""
+        self._say(f"trying {named(option.state)}{about}")
         began_s, name = time.monotonic(), f"candidate-{len(self._names)}"
         try:
-            made = self._ask({"ask": "make", "steps": [one.to_dict() for one in option.state], "name": name}, _PATIENCE_S)
+            question = {"ask": "make", "steps": [one.to_dict() for one in option.state], "name": name}
+            made = self._ask(question, _PATIENCE_S + _TRAINING_PATIENCE * option.training_s)
             self._names[option.state] = name
             tried = Tried(name, bytes=made["bytes"], check={"notes": made["notes"]})
             if self._goal.kind == "size" and tried.bytes * _SMALLER > standing.result.bytes:

@@ -30,6 +30,7 @@ from flatout.shrinking.goal import ShrinkGoal, parse_goal
 from flatout.shrinking.metric import Metric, metrics_of
 from flatout.shrinking.rows import CALIBRATING, JUDGING, TUNING, RowSets, rows_of_file, rows_of_run
 from flatout.shrinking.search import ShrinkSearch
+from flatout.shrinking.trained_steps import TrainedSteps
 from flatout.shrinking.trials import JUDGED_BATCH, ShrinkTrials, latency_s
 from flatout.shrinking.verdict import verdict_of
 from flatout.shrinking.workshop.workshop import Workshop
@@ -62,6 +63,7 @@ def shrink(
     batches: Sequence[int] = (1,),
     data: Any = None,
     within: str = "10 min",
+    training: str | None = None,
     cache: Path | None = None,
     isolated: bool = True,
     say: Callable[[str], None] = lambda line: None,
@@ -69,7 +71,8 @@ def shrink(
     """Write a package with the same answers, within `margin`, that is faster here; or smaller, if `goal` says so.
 
     `margin`: points of accuracy or AUC, nats of loss, percent of an error. `batches`: rows in a call, as they are served.
-    `data`: other labelled rows than those of the package's run.
+    `data`: other labelled rows than those of the package's run. `training`: how long smaller models may be trained, together;
+    by default half of `within`; "off": not at all.
     """
     target, wanted = Path(out), parse_goal(goal)
     check_is_new(target)
@@ -80,15 +83,17 @@ def shrink(
     if not (package.path / "model.onnx").exists():
         raise ModelError(f"{package.path} has no model.onnx, which shrink starts from: {_why_no_onnx(package)}")
     limit = TimeLimit(parse_seconds(within))
+    training_s = limit.limit_s / 2 if training is None else 0.0 if training == "off" else parse_seconds(training)
     say("reading rows")
     rows = _rows(package, data, cache, say)
-    with Workshop(package, rows, str(package.card["objective"]), isolated=isolated) as workshop:
+    with Workshop(package, rows, str(package.card["objective"]), isolated=isolated, cache=cache) as workshop:
         start = _started(workshop, batches[0])
         runtime = min(start["seconds"], key=lambda name: start["seconds"][name])
         workshop.serve_with(runtime)
         trials = ShrinkTrials(workshop.ask, metrics, batches, wanted, start["bytes"], limit, say)
         fallback = Fallback(workshop.ask, metrics, batches[0], max(JUDGED_BATCH, *batches), say)
-        search = ShrinkSearch(trials, fallback, start["changes"], wanted, batches, limit, say)
+        trained = TrainedSteps(workshop.ask, training_s, limit, say)
+        search = ShrinkSearch(trials, fallback, start["changes"], trained, wanted, batches, limit, say)
         receipt = search.run()
         if search.result is None:
             if search.is_interrupted:

@@ -47,6 +47,7 @@ def shrink_doc(package: Package) -> Doc:
         *(TextLine(f"{_named(entry)}: {entry.verdict}: {entry.why}") for entry in receipt.entries),
         *_final(about),
         *_layers(about),
+        *_trained(receipt),
         TextLine(
             f"Search ended after {show_seconds(receipt.took_s)}: {receipt.stopped}. Energy: {about['energy'] or 'measured'}."
         ),
@@ -132,6 +133,18 @@ def _layers(about: Mapping[str, Any]) -> Iterator[TextLine]:
     for change, order in about["layers"].items():
         shown = "; ".join(f"{one['layer']} costs {show_seconds(max(one['lost_s'], 0.0))}" for one in order[:6])
         yield TextLine(f"Layers of {change.strip()} by accuracy regained for the time: {shown}")
+
+
+def _trained(receipt: Receipt) -> Iterator[TextLine]:
+    """Of each smaller model once, whatever was tried with it."""
+    seen = set[str]()
+    for entry in receipt.entries:
+        notes = (entry.check or {}).get("notes", {})
+        name = _named(entry).partition(",")[0]
+        if "trained_s" in notes and name not in seen:
+            seen.add(name)
+            left = f"{notes['flops']:.0%} of the FLOPs and {notes['weights']:.0%} of the weights left"
+            yield TextLine(f"{name}: {left}; trained on {notes['samples']:,} samples in {show_seconds(notes['trained_s'])}")
 
 
 def _named(entry: Entry) -> str:

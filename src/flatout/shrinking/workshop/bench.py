@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,17 +23,16 @@ from flatout.packaging.runtimes.choice import runtime_named
 from flatout.packaging.runtimes.eager import EagerRuntime
 from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 from flatout.packaging.runtimes.runtime import Runtime
-from flatout.shrinking.changes.all import CHANGES
+from flatout.shrinking.changes.all import CHANGES, TRAINED
+from flatout.shrinking.changes.change import ChangedModel
 from flatout.shrinking.rows import CALIBRATING, JUDGING, TUNING
 from flatout.shrinking.step import ShrinkStep
+from flatout.shrinking.training.lessons import Lessons
 from flatout.shrinking.workshop.answers import Run, costs_of, with_log_probabilities
 from flatout.shrinking.workshop.material import PackageMaterial
 from flatout.shrinking.workshop.profile import profiled
 from flatout.shrinking.workshop.turns import in_turns
 from flatout.store.tensors import read_tensors
-
-if TYPE_CHECKING:
-    pass
 
 SOURCE, BASE = "source", "base"
 ASKED = "asked.json"
@@ -45,6 +44,8 @@ class CandidateBench:
         self._folder = folder
         self._asked = json.loads((folder / ASKED).read_text())
         self._runtimes: dict[str, Runtime] = {}
+        self._trained: dict[ShrinkStep, tuple[PackageMaterial, dict[str, Any]]] = {}
+        self._made_from: dict[str, PackageMaterial] = {}
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         kind = question["ask"]
@@ -64,8 +65,15 @@ class CandidateBench:
 
     @cached_property
     def _material(self) -> PackageMaterial:
-        tables = [{name: one for name, one in self._rows[which].items() if name != "y"} for which in (CALIBRATING, TUNING)]
-        return PackageMaterial(self._package.path / "model.onnx", self._folder, tables[0], tables[1])
+        return self._material_in(self._package.path / "model.onnx", self._folder)
+
+    def _material_in(self, model: Path, folder: Path) -> PackageMaterial:
+        return PackageMaterial(model, folder, self._inputs(CALIBRATING), self._inputs(TUNING))
+
+    @cached_property
+    def _lessons_of_run(self) -> Lessons:
+        cache = self._asked["cache"]
+        return Lessons(self._package, self._rows[CALIBRATING], self._folder, None if cache is None else Path(cache))
 
     def _runtime(self, name: str) -> Runtime:
         if name not in self._runtimes:
@@ -117,17 +125,52 @@ class CandidateBench:
         }
         return {"seconds": seconds, "why": why, "changes": changes, "bytes": model.ByteSize()}
 
+    def _lessons(self) -> dict[str, Any]:
+        """Of each change that trains: how long that takes here, or why it does not apply."""
+        try:
+            lessons = self._lessons_of_run
+        except (Exception, SystemExit) as error:  # the recipe's own code and data may do anything
+            why = f"the run can't be trained on from here: {str(error).strip().partition(chr(10))[0]}"
+            return {"changes": {name: {value: {"why_not": why} for value in one.values} for name, one in TRAINED.items()}}
+        about: dict[str, dict[str, Any]] = {name: {} for name in TRAINED}
+        for name, one in TRAINED.items():
+            for value in one.values:
+                why_not = one.why_not(lessons, value)
+                takes_s = 0.0 if why_not else lessons.predicted_s(one.samples(lessons, value))
+                about[name][value] = {"why_not": why_not, "takes_s": takes_s}
+        return {"changes": about}
+
     def _make(self, steps: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-        (step,) = (ShrinkStep.from_dict(one) for one in steps)
-        made = CHANGES[step.change].make(self._material, step.value, step.floats)
-        content = self._material.named(made.model).SerializeToString()
+        material, notes = self._material, dict[str, Any]()
+        state = [ShrinkStep.from_dict(one) for one in steps]
+        if state[0].change in TRAINED:
+            material, notes = self._taught(state.pop(0))
+        made = ChangedModel(material.model)
+        for step in state:
+            made = CHANGES[step.change].make(material, step.value, step.floats)
+        content = material.named(made.model).SerializeToString()
         self._file(name).write_bytes(content)
+        self._made_from[name] = material
         self._runtimes.pop(name, None)
         self._runtime(name)  # it can be read back, and has kernels for all operators
-        return {"bytes": len(content), "notes": made.notes}
+        return {"bytes": len(content), "notes": notes | made.notes}
+
+    def _taught(self, step: ShrinkStep) -> tuple[PackageMaterial, dict[str, Any]]:
+        """Trained once; what comes after it in a candidate starts from its file, in another process too."""
+        if step not in self._trained:
+            folder = self._folder / f"{step.change}-{TRAINED[step.change].values.index(step.value)}"
+            model, facts = folder / "model.onnx", folder / "notes.json"
+            if not facts.exists():
+                made = TRAINED[step.change].make(self._lessons_of_run, step.value)
+                folder.mkdir(exist_ok=True)
+                model.write_bytes(self._lessons_of_run.onnx(made.model).SerializeToString())
+                facts.write_text(json.dumps(made.notes))
+            self._trained[step] = self._material_in(model, folder), json.loads(facts.read_text())
+        return self._trained[step]
 
     def _error(self, name: str) -> dict[str, Any]:
-        return {"error": self._material.error_of(library("onnx").load(self._file(name)))}
+        """Of what was changed last, beside the model that it was made from."""
+        return {"error": self._made_from[name].error_of(library("onnx").load(self._file(name)))}
 
     def _time(self, first: str, second: str, batch: int, turns: int, most_s: float) -> dict[str, Any]:
         arms = in_turns(self._runtime(first), self._runtime(second), self._inputs(TUNING), batch, turns, most_s)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from flatout.base.answering_child import FAILED, AnsweringChild, NoAnswer
+from flatout.base.errors import Stopped
 from flatout.packaging.package import Package
 from flatout.shrinking.rows import RowSets
 from flatout.shrinking.workshop.bench import ASKED, CandidateBench
@@ -23,11 +24,14 @@ _START_S = 120.0
 class Workshop:
     """`isolated`: in a process of its own. Otherwise questions are answered here, where a crash ends everything."""
 
-    def __init__(self, package: Package, rows: RowSets, objective: str, *, isolated: bool = True) -> None:
+    def __init__(
+        self, package: Package, rows: RowSets, objective: str, *, isolated: bool = True, cache: Path | None = None
+    ) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="flatout-shrink-")
         self.folder = Path(self._temporary.name)
         rows.write(self.folder)
-        self._asked = {"package": str(package.path.resolve()), "objective": objective, "runtime": ""}
+        self._asked: dict[str, str | None] = {"package": str(package.path.resolve()), "objective": objective, "runtime": ""}
+        self._asked["cache"] = None if cache is None else str(cache.resolve())
         self._write()
         self._child: AnsweringChild | None = None
         self._bench: CandidateBench | None = None
@@ -44,6 +48,8 @@ class Workshop:
             self._bench = CandidateBench(self.folder)
         try:
             return self._bench.answer(question)
+        except Stopped as stopped:  # a training ends by itself on Ctrl-C
+            raise KeyboardInterrupt from stopped
         except Exception as error:
             raise NoAnswer(FAILED, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
 

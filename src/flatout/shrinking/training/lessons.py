@@ -1,0 +1,142 @@
+"""The run behind a package, and short trainings of smaller models on its data, by the same engine."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from flatout.data.source import Batch
+from flatout.engine.settings import is_setting
+from flatout.models.adapters import merged
+from flatout.packaging.answering import Preparation
+from flatout.packaging.export import onnx_of_model
+from flatout.packaging.own_data import data_of, run_behind
+from flatout.packaging.package import Package
+from flatout.packaging.program import Program
+from flatout.recipe.build import build_job
+from flatout.recipe.schema import Recipe
+from flatout.runs.in_use import as_trained
+from flatout.runs.train import run as train
+from flatout.runs.trained import trained_model
+from flatout.shrinking.training.importance import importance
+from flatout.shrinking.training.sizes import flops_of, weights_of
+from flatout.shrinking.training.teaching import KNOWN, TaughtLoss
+from flatout.shrinking.training.widths import Width, widths_of
+
+if TYPE_CHECKING:
+    import onnx
+
+_FEW = 2
+_PLAIN: dict[str, Any] = {
+    "init_from": None, "freeze": (), "unfreeze": {}, "rates": {}, "ema": None, "early_stop": None, "best": None,
+    "metrics": None, "class_weights": None, "evaluate": None, "knobs": (), "name": "smaller",
+}  # fmt: skip
+
+
+class Lessons:
+    """`rows`: some as the package takes them, with `y`. `folder`: for the runs of the trainings, until they end."""
+
+    def __init__(self, package: Package, rows: Batch, folder: Path, cache: Path | None) -> None:
+        self._package, self._rows, self._folder, self._cache = package, rows, folder, cache
+        self._run = run_behind(package)
+        self._job = build_job(self._run.recipe, cache, data=data_of(self._run, cache), trained=True)
+        whole = merged(trained_model(self._run.folder, self._job))
+        self.model = as_trained(self._run.plan.settings, whole, torch.device("cpu")).eval()
+        self.step_s = self._timed()
+
+    @property
+    def recipe(self) -> Recipe:
+        return self._run.recipe
+
+    @property
+    def samples(self) -> int:
+        """That the run was trained with, in all epochs."""
+        return int(self._run.result["samples"])
+
+    def predicted_s(self, samples: int) -> float:
+        """Of a training of a model as large as the run's: an upper bound."""
+        return samples / self._job.batch * self.step_s
+
+    @property
+    def why_not_narrower(self) -> str | None:
+        if not isinstance(self._package.program, Program):
+            return "the package has no graph of the model"
+        if any(not width.why_not for width in self.widths):
+            return None
+        reasons = [f"{width.layer}: {width.why_not}" for width in self.widths]
+        return f"no layer can be cut: {'; '.join(reasons[:3]) or 'there is no convolution and no linear layer'}"
+
+    @property
+    def why_not_taught(self) -> str | None:
+        kind = self._job.objective.name
+        return None if kind in KNOWN else f"a teacher's answers to {kind} are not used yet, only those to {', '.join(KNOWN)}"
+
+    @cached_property
+    def widths(self) -> list[Width]:
+        program = self._package.program
+        if not isinstance(program, Program):
+            return []
+        return widths_of(program, self.model, self._package.weights, self._package.samples.first(_FEW).rows)
+
+    @cached_property
+    def worth(self) -> dict[str, torch.Tensor]:
+        return importance(self.model, self._job.objective, self._batch(self._rows), self.widths)
+
+    def flops(self, model: nn.Module) -> int:
+        """Of a row."""
+        batch = self._batch(self._package.samples.first(_FEW).rows)
+        return flops_of(lambda: self._job.objective.forward(model.eval(), batch)) // _FEW
+
+    def taught(self, model: nn.Module, samples: int, rate: float) -> tuple[nn.Module, dict[str, Any]]:
+        """`model` after that many samples, at `rate` times the run's learning rate, taught by the run's model if it can; and
+        facts for the receipt."""
+        facts = {"flops": self.flops(model) / self.flops(self.model), "weights": weights_of(model) / weights_of(self.model)}
+        began_s = time.monotonic()
+        made, steps = self._trained(model, samples, rate)
+        return made, {**facts, "steps": steps, "samples": steps * self._job.batch, "trained_s": time.monotonic() - began_s}
+
+    def _trained(self, model: nn.Module, samples: int, rate: float) -> tuple[nn.Module, int]:
+        found = self._run.found_lr
+        lr = self.recipe.lr if found is None or found.lr is None else found.lr
+        taught = self.why_not_taught is None
+        steps = max(1, round(samples / self._job.batch))
+        pins = {name: value for name, value in self.recipe.settings.items() if is_setting(name)}
+        recipe = self.recipe.model_copy(update={
+            **_PLAIN, "data": self._job.data, "model": model, "lr": lr * rate, "budget": f"{steps} steps", "settings": pins,
+            "objective": TaughtLoss(self._job.objective, self.model) if taught else self._job.objective,
+        })  # fmt: skip
+        recipe._loaded = None
+        threads = torch.get_num_threads()
+        try:
+            with tempfile.TemporaryDirectory(prefix="training-", dir=self._folder) as runs:
+                made = train(recipe, runs=runs, fresh=True, cache=self._cache, planning="off")
+                return made.model(bare=True), steps
+        finally:
+            torch.set_num_threads(threads)
+
+    def onnx(self, model: nn.Module) -> onnx.ModelProto:
+        return onnx_of_model(model, self._job.objective, self._job.data.fitted, self._package.samples.rows)
+
+    def _batch(self, rows: Batch) -> Batch:
+        batch: Batch = Preparation(self._job.data.fitted).inside(rows)
+        return batch
+
+    def _timed(self) -> float:
+        """A step of training with a teacher, on as many rows as a batch of the run."""
+        places = torch.arange(self._job.batch) % len(self._rows["y"])
+        batch = self._batch({name: column[places] for name, column in self._rows.items()})
+        objective, times = self._job.objective, []
+        for _ in range(3):
+            began_s = time.perf_counter()
+            with torch.no_grad():
+                objective.forward(self.model, batch)
+            loss_sum, weight = objective(self.model, batch)
+            torch.autograd.grad(loss_sum / weight, [one for one in self.model.parameters() if one.requires_grad])
+            times.append(time.perf_counter() - began_s)
+        return min(times[1:])
