@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from _data import real_data
@@ -29,6 +30,8 @@ from flatout.shrinking.metric import metrics_of
 from flatout.shrinking.rows import CALIBRATING, JUDGING, RowSets, rows_of_run
 from flatout.shrinking.verb import Shrunk, shrink
 from flatout.shrinking.workshop.answers import costs_of, with_log_probabilities
+from flatout.shrinking.workshop.bench import SOURCE
+from flatout.shrinking.workshop.workshop import Workshop
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 CASES = {  # by example: how many times the source's rate is promised at batch 64
@@ -36,6 +39,10 @@ CASES = {  # by example: how many times the source's rate is promised at batch 6
     "covertype": 1.5,
     "fashion_mnist": 1.5,
     "shakespeare": 1.5,
+}
+SMALLER = {  # by example: the change that trains, what it is asked for, and whether half a point is promised there
+    "fashion_mnist": ("prune", "flops", {"50%": True, "70%": True, "85%": False}),
+    "covertype": ("distill", "weights", {"1/4": True, "1/10": False}),
 }
 CPU = torch.device("cpu")
 BLOCK_S, FEW_ROWS = 0.3, 512
@@ -123,7 +130,7 @@ def measured(report: Report, name: str, package: Package, batch: int, asked: Any
     rows = rows_of_run(package, data_behind(package, place / "cache"))
     out = place / f"shrunk-{name}-{batch}"
     began_s = time.perf_counter()
-    made: Shrunk = shrink(package, out, batches=(batch,), cache=place / "cache", within=asked.search)
+    made: Shrunk = shrink(package, out, batches=(batch,), cache=place / "cache", within=asked.search, training="off")
     took_s = time.perf_counter() - began_s
     print(f"{name}, batch {batch}: {made.sentence}", file=sys.stderr)
     report.conditions[f"{name}, batch {batch}"] = {"sentence": made.sentence, "kept": list(made.kept), "search_s": took_s}
@@ -151,24 +158,55 @@ def measured(report: Report, name: str, package: Package, batch: int, asked: Any
             report.ratio(f"{name}, batch {batch}: shrunk over {peer}", ours, f"{name}, batch {batch}: {peer}", 0.95)
 
 
+def smaller(report: Report, name: str, package: Package, cache: Path) -> None:
+    """What models lose that are pruned or distilled, on all held-out rows; one training of each."""
+    rows = rows_of_run(package, data_behind(package, cache))
+    objective, (change, what, values) = str(package.card["objective"]), SMALLER[name]
+    (metric,) = metrics_of(objective, None)
+    with Workshop(package, rows, objective, isolated=False, cache=cache) as workshop:
+        workshop.serve_with(OnnxRuntime.name)
+
+        def costs(which: str) -> dict[str, Any]:
+            told = workshop.ask({"ask": "judge", "name": which, "which": JUDGING, "batch": 64}, 600.0)
+            with np.load(told["file"]) as kept:
+                return {key: kept[key] for key in kept.files}
+
+        before = costs(SOURCE)
+        for value, is_promised in values.items():
+            step = {"change": change, "value": value, "floats": []}
+            notes = workshop.ask({"ask": "make", "steps": [step], "name": "smaller"}, 3600.0)["notes"]
+            after, arm = costs("smaller"), f"{name}, {change} {value}"
+            check = metric.check(before, after, 1)
+            print(f"{arm}: {notes[what]:.3f} of the {what} left; {check.why}", file=sys.stderr)
+            report.conditions[arm] = {"rows": rows.count(JUDGING), "source": metric.of(before), "smaller": metric.of(after),
+                                      "check": check.why, **notes}  # fmt: skip
+            report.arm(f"{arm}: {what} left", "share", [notes[what]])
+            report.arm(f"{arm}: loses", metric.unit, [metric.lost(before, after)])
+            if is_promised:
+                report.bar(f"{arm}: loses", f"{arm}: loses", LOST[metric.unit], at_least=False)
+
+
 def main() -> int:
     parser = options(__doc__, repeats=15)
     parser.add_argument("--only", choices=list(CASES))
     parser.add_argument("--batch", type=int, choices=[1, 64])
+    parser.add_argument("--trained", action="store_true", help="only the models that are pruned or distilled")
     parser.add_argument("--packages", type=Path, help="a folder with NAME-package, instead of training the examples")
     parser.add_argument("--budget", help="of the trainings, instead of the examples' own")
     parser.add_argument("--search", default="5 min", help="the time of each search (default 5 min)")
     asked = parser.parse_args()
-    report = Report("shrink_cpu", str(__doc__), CPU)
+    report = Report("shrink_cpu_trained" if asked.trained else "shrink_cpu", str(__doc__), CPU)
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        for name in [asked.only] if asked.only else list(CASES):
+        for name in [asked.only] if asked.only else list(SMALLER if asked.trained else CASES):
             if real_data(".") is None:
                 print(f"{name}: its data is not there")
                 continue
             budget = "20 steps" if asked.quick else asked.budget
             package = packaged(name, place, asked.packages, budget)
-            for batch in [asked.batch] if asked.batch else [1, 64]:
+            if name in SMALLER:
+                smaller(report, name, package, place / "cache")
+            for batch in [] if asked.trained else [asked.batch] if asked.batch else [1, 64]:
                 measured(report, name, package, batch, asked, place, 2 if asked.quick else asked.repeats)
     return report.finish(asked)
 

@@ -152,7 +152,7 @@ def test_less_is_not_tried_where_more_was_lost(tmp_path: Path) -> None:
     receipt = search.run()
     assert named(search) == ["int8_static"]
     left = next(one for one in receipt.entries if (one.name, one.value) == ("prune", "70%"))
-    assert left.verdict == "untried" and "prune 50% was not accurate enough" in left.why
+    assert left.verdict == "untried" and "prune 50% is not proven as accurate" in left.why
 
 
 def test_a_training_that_takes_too_long_is_left_out_with_the_times(tmp_path: Path) -> None:
@@ -171,6 +171,13 @@ def test_a_training_that_is_killed_is_rejected_and_the_search_goes_on(tmp_path: 
     receipt = search.run()
     assert named(search)[0] == "distill 1/4"
     assert next(one for one in receipt.entries if one.name.startswith("prune")).why.endswith("killed by SIGKILL")
+
+
+def test_where_too_few_rows_can_prove_anything_no_model_is_trained(tmp_path: Path) -> None:
+    script = Script(tmp_path, seconds=speed(prune=2.0), rows=300)
+    receipt = search_of(lessons(script), training_s=100.0).run()
+    left = next(one for one in receipt.entries if one.name == "prune")
+    assert left.verdict == "untried" and "300 rows can't show a margin of 0.5 points" in left.why
 
 
 def test_with_training_off_none_is_tried(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ class ShrinkSearch:
         if self._left:
             return ShrinkOption(self._left.pop(0))
         self._end_of_trained(standing)
+        if (why := self._trials.why_no_proof()) is not None:
+            self._trained.leave_all(f"no smaller model could be proven as accurate: {why}")
         step = self._trained.next_step()
         if step is None:
             return None

@@ -44,6 +44,12 @@ class TrainedSteps:
     def takes_s(self, step: ShrinkStep) -> float:
         return self._takes_s.get(step, 0.0)
 
+    def leave_all(self, why: str) -> None:
+        """None is trained."""
+        if self._left is None and self._limit_s > 0:
+            self.untried += [Entry(name, "", None, UNTRIED, why) for name in TRAINED]
+        self._left = []
+
     def not_accurate(self, step: ShrinkStep) -> None:
         """No candidate of this step is accurate enough: one that cuts more is not tried."""
         self._lost[step.change] = step
@@ -74,7 +80,7 @@ class TrainedSteps:
 
     def _why_not(self, step: ShrinkStep) -> str | None:
         if step.change in self._lost:
-            return f"{self._lost[step.change].named} was not accurate enough, and this has fewer weights"
+            return f"{self._lost[step.change].named} is not proven as accurate, and this has fewer weights"
         takes_s = self._takes_s[step]
         for left_s, what in ((self._limit_s, "--training"), (self._time_limit.left_s, "--within")):
             if takes_s > left_s:

@@ -204,6 +204,14 @@ class ShrinkTrials:
         proof = {"passed": True, "why": "; ".join(words), "test": checks[0].test}
         return replace(attempt, judgement=replace(attempt.judgement, why=why), proof=proof)
 
+    def why_no_proof(self) -> str | None:
+        """Why the next look can't show that a candidate is as accurate, even one that answers as the source does."""
+        costs = self._costs_of(SOURCE)
+        checks = [metric.check(costs, costs, self.looks + 1) for metric in self._metrics]
+        return next(
+            (f"{metric.name} {one.why}" for metric, one in zip(self._metrics, checks, strict=True) if not one.passed), None
+        )
+
     def _costs_of(self, name: str) -> Costs:
         if name not in self._costs:
             batch = max(JUDGED_BATCH, *self._batches)

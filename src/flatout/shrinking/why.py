@@ -23,6 +23,7 @@ _INT8 = (
 )
 _MOST = 0.3  # of a call: below that, faster products can hardly show
 _SLOWER = 1.02
+_NOTICED = 0.02  # of a call: conversions of single values, such as of pixels, are no reason
 
 
 def why_no_gain(before: Mapping[str, Any], after: Mapping[str, Any], batch: int) -> str:
@@ -33,7 +34,7 @@ def why_no_gain(before: Mapping[str, Any], after: Mapping[str, Any], batch: int)
     saved, whole = products_was - products_now, before["whole_us"]
     outside = whole - sum(was.values())
     size = f"at batch {batch}"
-    if not any(name in now for name in _INT8) and rounding > 0 and saved <= 0.1 * products_was:
+    if not any(name in now for name in _INT8) and rounding > _NOTICED * whole and saved <= 0.1 * products_was:
         return (
             f"onnxruntime has no faster kernel for this format on this CPU: {_us(rounding)} of conversions come on top {size}"
         )
