@@ -96,6 +96,8 @@ def followed(model: nn.Module, shape: tuple[int, ...]) -> tuple[dict[str, Width]
          ROWS, ["0", "3"]),
         (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), PICTURES, ["0"]),
         (Swish, ROWS, ["first"]),
+        (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+                               nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6, 4)), PICTURES, ["0", "4"]),
     ],
 )  # fmt: skip
 def test_channels_that_nobody_reads_are_cut_without_a_difference(

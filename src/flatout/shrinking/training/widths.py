@@ -145,12 +145,14 @@ class _Following:
     def _follow(self, number: int, node: Node, name: str) -> None:
         if name in ("conv2d", "linear"):
             self._layer(number, node, name)
-        elif name == "batch_norm":
+        elif name in ("batch_norm", "_native_batch_norm_legit_no_training"):
             self._norm(number, node, [1, 2, 3, 4], dim=1)
-        elif name == "layer_norm" and len(_list(node.args, 1)) == 1:
+        elif name in ("layer_norm", "native_layer_norm") and len(_list(node.args, 1)) == 1:
             self._norm(number, node, [2, 3], dim=-1)
         elif name in _ONE_BY_ONE or name in _POOLS:
             self._pass_on(number, node, same_dims=name in _ONE_BY_ONE)
+        elif node.operator == "operator.getitem" and node.args[1] == 0:
+            self._pass_on(number, node, same_dims=True)  # the values of an operator that gives more than them
         elif name in _SUMS | _SCALES:
             self._both(number, node, name)
         elif name == "mean":
