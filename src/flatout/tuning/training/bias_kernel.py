@@ -19,7 +19,7 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatout.tuning.training.own_kernels import has_no_gaps
+from flatout.tuning.training.memory_order import has_no_gaps
 
 _BLOCK, _WARPS = 2048, 4
 _32_BITS = 2**31 - _BLOCK

@@ -1,4 +1,4 @@
-"""What the stack's own Triton kernels need of a device and of a tensor."""
+"""Whether a device can run the stack's own Triton kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 @cache
@@ -28,14 +28,3 @@ def why_no_kernels(device: torch.device) -> str:
     except Exception as error:
         return f"{type(error).__name__}: " + str(error).strip().partition("\n")[0]
     return ""
-
-
-def has_no_gaps(x: Tensor) -> bool:
-    """Whether its numbers lie next to each other in memory, in any order of the axes."""
-    expected = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True

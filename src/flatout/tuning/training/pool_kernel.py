@@ -17,7 +17,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor, nn
 
-from flatout.tuning.training.own_kernels import has_no_gaps
+from flatout.tuning.training.memory_order import has_no_gaps
 
 _BLOCK, _WARPS = 512, 4
 _LARGEST_WINDOW = 16  # pixels, which a thread holds at once
