@@ -15,13 +15,14 @@ from itertools import accumulate, pairwise
 from flatout.doctor import kinds, marks
 from flatout.doctor.trace import DeviceWork, Span, ThreadSample, Trace
 
-DATA, OPTIMIZER, LOGGING, CHECKPOINT, EVALUATION = "data wait", "optimizer", "logging", "checkpoint", "evaluation"
+DATA, OPTIMIZER, CHECKPOINT, EVALUATION = "data wait", "optimizer", "checkpoint", "evaluation"
+LOGGING, WRITES = "logging", "file writes"
 PYTHON, UNATTRIBUTED = "Python", "unattributed"
 ROWS = (
     DATA, kinds.COPY, *kinds.COMPUTE, OPTIMIZER, kinds.LAUNCH, kinds.SYNC, kinds.ALLOCATION, kinds.COMMUNICATION, kinds.COMPILE,
-    LOGGING, CHECKPOINT, EVALUATION, PYTHON, UNATTRIBUTED,
+    LOGGING, WRITES, CHECKPOINT, EVALUATION, PYTHON, UNATTRIBUTED,
 )  # fmt: skip
-_PHASES = {marks.DATA: DATA, marks.LOGGING: LOGGING, marks.CHECKPOINT: CHECKPOINT}
+_PHASES = {marks.DATA: DATA, marks.LOGGING: LOGGING, marks.WRITE: WRITES, marks.CHECKPOINT: CHECKPOINT}
 _SHORT_GAP = 100_000  # ns between two operators: a shorter gap is call overhead, a longer one is the script's code
 _SAMPLE_REACH = 10_000_000
 _LOOK_REACH = 1_000_000
@@ -214,7 +215,8 @@ class _Samples:
         edges = [start, *((a.at + b.at) // 2 for a, b in pairwise(near)), end]
         for sample, (begin, stop) in zip(near, pairwise(edges), strict=True):
             # torch's Python code between two operators is call overhead: modules, hooks, freed memory
-            yield _Moment(begin, stop, kinds.LAUNCH if sample.in_torch else PYTHON, sample.where, "")
+            row = kinds.LAUNCH if sample.in_torch else WRITES if sample.writes else PYTHON
+            yield _Moment(begin, stop, row, sample.where, "")
 
 
 # the device

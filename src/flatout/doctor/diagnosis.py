@@ -1,4 +1,8 @@
-"""The report of a diagnosis: where the time of a step goes, findings by cost, and expected speed-ups."""
+"""The report of a diagnosis: where the time of a step goes, the findings, and expected speed-ups.
+
+What makes the results wrong comes first, whatever it costs; then what costs time. There a remedy that keeps the training as it
+is goes before one that changes it, unless that is worth several times as much.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,13 @@ from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
 from flatout.base.units import show_count, show_seconds, show_share
 from flatout.doctor.account import ROWS, UNATTRIBUTED
 from flatout.doctor.case import Case
-from flatout.doctor.finding import Finding
+from flatout.doctor.finding import CHANGES, WRONG, Finding
 from flatout.doctor.findings.all import FINDINGS
 
 WORTH_SAYING = 0.01  # of a step
+_ESTIMATE, _CHANGES = 0.5, 0.25  # of the cost that count for the order: what was measured here is surer
 _SHOWN_ROWS = 0.005
+_COSTLY = "What costs time, what counts most first:"
 _LEDGER = (
     TableColumn("row", ""),
     TableColumn("ms", "", right=True),
@@ -31,8 +37,13 @@ class Diagnosis:
 
 def diagnose(case: Case, notes: Sequence[str] = ()) -> Diagnosis:
     found = [finding for look in FINDINGS for finding in look(case)]
-    worth = [one for one in found if one.always or _is_costly(one, case)]
-    return Diagnosis(case, tuple(sorted(worth, key=lambda one: -one.cost_ms)), tuple(notes))
+    worth = [one for one in found if one.always or one.about == WRONG or _is_costly(one, case)]
+    return Diagnosis(case, tuple(sorted(worth, key=_rank)), tuple(notes))
+
+
+def _rank(one: Finding) -> tuple[bool, float]:
+    sure = (_ESTIMATE if one.estimate else 1.0) * (_CHANGES if one.about == CHANGES else 1.0)
+    return one.about != WRONG, -one.cost_ms * sure
 
 
 def _is_costly(one: Finding, case: Case) -> bool:
@@ -100,6 +111,8 @@ def _finding_row(finding: Finding, case: Case) -> dict[str, object]:
         "id": finding.id,
         "cost_ms": finding.cost_ms,
         "share": case.share(finding.cost_ms),
+        "estimate": finding.estimate,
+        "about": finding.about,
         "where": finding.where,
         "evidence": finding.evidence,
         "remedy": finding.remedy,
@@ -109,12 +122,12 @@ def _finding_row(finding: Finding, case: Case) -> dict[str, object]:
 
 def _finding_lines(diagnosis: Diagnosis) -> list[TextLine]:
     case = diagnosis.case
-    costly = [one for one in diagnosis.findings if _is_costly(one, case)]
-    if not costly:
-        return [TextLine("Nothing found that would save more than 1% of a step."), *_note_lines(diagnosis)]
-    lines = [TextLine("What costs time, largest share of a step first:")]
-    for number, one in enumerate(costly, 1):
-        lines += _told(f"{number}. ", f"{one.what}: {show_share(case.share(one.cost_ms))}", one)
+    listed = [one for one in diagnosis.findings if one.about == WRONG or _is_costly(one, case)]
+    wrong = [one for one in listed if one.about == WRONG]
+    lines = [TextLine("What makes the results wrong:"), *_numbered(wrong, 1, case), TextLine()] if wrong else []
+    costly = listed[len(wrong) :]
+    lines.append(TextLine(_COSTLY if costly else "Nothing found that would save more than 1% of a step."))
+    lines += _numbered(costly, 1 + len(wrong), case)
     lines += _note_lines(diagnosis)
     worth = [
         f"{one.short} {one.predicted_gain(case.step_ms):.3g}x"
@@ -126,9 +139,22 @@ def _finding_lines(diagnosis: Diagnosis) -> list[TextLine]:
     return lines
 
 
+def _numbered(findings: Sequence[Finding], first: int, case: Case) -> list[TextLine]:
+    return [
+        line for number, one in enumerate(findings, first) for line in _told(f"{number}. ", one.what + _cost(one, case), one)
+    ]
+
+
+def _cost(one: Finding, case: Case) -> str:
+    if one.about == WRONG:
+        return ""
+    said = [*(["estimate"] if one.estimate else []), *(["changes the training"] if one.about == CHANGES else [])]
+    return f": {show_share(case.share(one.cost_ms))}" + (f" ({', '.join(said)})" if said else "")
+
+
 def _note_lines(diagnosis: Diagnosis) -> list[TextLine]:
     """Findings that are reported however small their cost: without a number, a share or a place in the list."""
-    noted = [one for one in diagnosis.findings if not _is_costly(one, diagnosis.case)]
+    noted = [one for one in diagnosis.findings if one.about != WRONG and not _is_costly(one, diagnosis.case)]
     lines = [TextLine(), TextLine("Also noticed (cost below 1% of a step, or not measured):")] if noted else []
     for one in noted:
         lines += _told("- ", one.what, one)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WRONG, KEEPS, CHANGES = "wrong", "keeps", "changes"
+"""What a finding is about: results that are wrong; time, with a remedy that keeps the training as it is; or time, with one that
+changes it."""
+
 
 @dataclass(frozen=True)
 class Finding:
-    """`cost_ms`: time lost per step. A finding that makes the result wrong costs the whole step."""
+    """`cost_ms`: time lost per step."""
 
     id: str
     cost_ms: float
@@ -18,6 +22,8 @@ class Finding:
     short: str = ""  # the remedy in a few words, for the list of expected speed-ups
     gain: float | None = None  # expected speed-up, if known better than from `cost_ms`
     always: bool = False  # reported however small its cost
+    about: str = KEEPS
+    estimate: bool = False  # `cost_ms` rests on a gain that was measured on other machines
 
     def predicted_gain(self, step_ms: float) -> float:
         if self.gain is not None:

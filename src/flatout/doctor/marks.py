@@ -15,8 +15,8 @@ from flatout.doctor import where
 
 PREFIX = "flatout#"
 # kinds of marks
-DATA, COPY, READ, FORWARD, BACKWARD, LOGGING, CHECKPOINT, STEP = (
-    "data", "copy", "read", "forward", "backward", "logging", "checkpoint", "step",
+DATA, COPY, READ, FORWARD, BACKWARD, LOGGING, WRITE, CHECKPOINT, STEP = (
+    "data", "copy", "read", "forward", "backward", "logging", "write", "checkpoint", "step",
 )  # fmt: skip
 
 

@@ -171,6 +171,8 @@ class ScriptRecord:
     scaler: bool = False  # a GradScaler was used
     backwards: int = 0
     words: dict[str, int] = field(default_factory=dict)  # calls of print and loggers in the profiled window, by line
+    writes: dict[str, int] = field(default_factory=dict)  # calls of functions that write files, likewise
+    synced: int = 0  # of them those that wait for the disk
     reads: dict[str, int] = field(default_factory=dict)  # values read from the device, by line
     copies: dict[tuple[str, bool, bool], list[int]] = field(default_factory=dict)  # line, pinned, waits: bytes of each
     run_s: float = 0.0  # from the first step to the end

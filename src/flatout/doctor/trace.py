@@ -41,6 +41,7 @@ class ThreadSample:
     where: str
     in_torch: bool = False  # this line was inside a call into torch
     took: int = 0  # ns that taking the sample stopped the thread
+    writes: bool = False  # the line writes to a file
 
 
 @dataclass(frozen=True)

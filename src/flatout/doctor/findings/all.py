@@ -31,6 +31,7 @@ from flatout.doctor.findings import (
     slow_convolutions,
     slow_python,
     slow_transform,
+    slow_writes,
     small_batch,
     too_many_workers,
     train_mode_in_eval,
@@ -40,7 +41,7 @@ from flatout.doctor.findings import (
 
 _MODULES = (
     no_workers, sample_by_sample, too_many_workers, restarted_workers, slow_transform, pageable_copy, blocking_copy,
-    host_sync, chatty_logging,
+    host_sync, chatty_logging, slow_writes,
     fp32_matmul, fp16_unscaled, channels_first, slow_convolutions,
     unfused_optimizer, launch_bound, graph_breaks, recompiles, small_batch, allocator_thrash,
     memory_growth, grad_in_eval, train_mode_in_eval, duplicate_seeds, data_parallel, unused_parameters, slow_checkpoint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flatout.doctor.case import Case
-from flatout.doctor.finding import Finding
+from flatout.doctor.finding import WRONG, Finding
 from flatout.doctor.seen import Fetched, ScriptLoader
 
 
@@ -23,6 +23,7 @@ def look(case: Case) -> Iterator[Finding]:
             what[1],
             what[2],
             gain=1.0,
+            about=WRONG,
         )
         return
 

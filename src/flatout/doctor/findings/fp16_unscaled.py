@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flatout.doctor.case import Case
-from flatout.doctor.finding import Finding
+from flatout.doctor.finding import WRONG, Finding
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -23,4 +23,5 @@ def look(case: Case) -> Iterator[Finding]:
         "use bfloat16, which needs no scaler, or torch.amp.GradScaler around backward and step",
         short="bfloat16",
         gain=1.0,
+        about=WRONG,
     )  # fmt: skip

@@ -46,6 +46,7 @@ def look(case: Case) -> Iterator[Finding]:
         "with torch.autocast(device_type, dtype=torch.bfloat16): around the model's call and the loss, or at least "
         'torch.set_float32_matmul_precision("high")',
         short=AUTOCAST.words,
+        estimate=not measured,
     )
 
 

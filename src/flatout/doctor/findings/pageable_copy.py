@@ -36,4 +36,5 @@ def look(case: Case) -> Iterator[Finding]:
         f"memory, {gain.words}",
         "DataLoader(..., pin_memory=True) and x.to(device, non_blocking=True)",
         short=PINNED_COPIES.words,
+        estimate=not gain.measured,
     )

@@ -8,7 +8,7 @@ from flatout.base.units import show_seconds
 from flatout.doctor import kinds
 from flatout.doctor.account import OPTIMIZER
 from flatout.doctor.case import Case
-from flatout.doctor.finding import Finding
+from flatout.doctor.finding import CHANGES, Finding
 
 _SMALL, _USUAL = 16, 128
 _WORTH = 0.3
@@ -31,4 +31,5 @@ def look(case: Case) -> Iterator[Finding]:
         "use a larger batch and adjust the learning rate; this changes training, so it is your decision"
         + (". torch.compile helps without a larger batch" if case.on_device else ""),
         short="larger batch",
+        about=CHANGES,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from flatout.base.units import show_seconds
 from flatout.doctor.account import EVALUATION
 from flatout.doctor.case import Case
-from flatout.doctor.finding import Finding
+from flatout.doctor.finding import WRONG, Finding
 
 
 def look(case: Case) -> Iterator[Finding]:
@@ -25,4 +25,5 @@ def look(case: Case) -> Iterator[Finding]:
         f"evaluation takes {show_seconds(spent_ms / 1e3)} per step",
         "model.eval() before the evaluation and model.train() after it",
         gain=1.0,
+        about=WRONG,
     )

@@ -38,6 +38,7 @@ def look(case: Case) -> Iterator[Finding]:
         f"a fused update, {gain.words}",
         f"{optimizer.kind}(..., fused=True)",
         short=FUSED_OPTIMIZER.words,
+        estimate=not gain.measured,
     )
 
 

@@ -27,6 +27,7 @@ from flatout.doctor.observing.sampler import StackSampler
 from flatout.doctor.observing.saving import Saving
 from flatout.doctor.observing.stepping import Stepping
 from flatout.doctor.observing.talking import Talking
+from flatout.doctor.observing.writing import Writing
 from flatout.doctor.patches import Patches
 from flatout.doctor.seen import ScriptRecord
 from flatout.doctor.trace import Trace, from_profiler
@@ -72,6 +73,7 @@ class Observer:
         self._loading = LoaderObserver(self._marks, self.seen, folder)
         self._saving = Saving(self._marks, self.seen)
         self._reading, self._talking = HostReadObserver(self._marks, self.seen), Talking(self._marks, self.seen)
+        self._writing = Writing(self._marks, self.seen)
         self._growing = Growing(self.seen)
         self._main = threading.get_ident()
         self._phase: Callable[[], None] = self._warming_up
@@ -154,6 +156,7 @@ class Observer:
         self._saving.install_late(self._always)
         self._reading.install(self._in_window)
         self._talking.install(self._in_window)
+        self._writing.install(self._in_window)
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 
 from flatout.doctor import where
+from flatout.doctor.observing.writing import is_write
 from flatout.doctor.trace import ThreadSample
 
 _PERIOD_S = 0.003
@@ -44,5 +46,7 @@ class StackSampler:
                 return
             own = next(where.own_frames(frame), None)
             line = "" if own is None else where.place(own.f_code.co_filename, own.f_lineno)
-            self.samples.append(ThreadSample(at, line, frame.f_code.co_filename.startswith(_TORCH), time.time_ns() - at))
+            writes = own is not None and is_write(linecache.getline(own.f_code.co_filename, own.f_lineno))
+            in_torch = frame.f_code.co_filename.startswith(_TORCH)
+            self.samples.append(ThreadSample(at, line, in_torch, time.time_ns() - at, writes))
             del frame, own  # a frame keeps all local variables alive
