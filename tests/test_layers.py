@@ -37,6 +37,7 @@ LAYERS = {
     "shrinking": 10,  # knows packages, not runs
     "tuning": 10,  # what to try, and the trials of it
     "loadtest": 10,  # asks any server
+    "pipelines": 11,  # from raw data to a checked model
     "fleet": 11,  # starts `python -m flatout` elsewhere
     "drill": 11,
     "notebook": 11,  # fo.run, which drafts what is missing and speaks

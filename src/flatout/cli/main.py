@@ -16,6 +16,7 @@ from flatout.cli import (
     drill,
     finding_out,
     fleet,
+    gate,
     generate,
     load,
     machine,
@@ -57,6 +58,7 @@ app.command("generate", cls=GenerateCommand)(generate.generate)
 app.command("export")(packages.export)
 app.command("why")(packages.why)
 app.command("shrink")(shrink.shrink)
+app.command("gate")(gate.gate)
 app.command("serve")(serve.serve)
 app.command("load")(load.load)
 app.command("probe")(machine.probe)

@@ -3,7 +3,8 @@
 Rows that are right or wrong: Tango's score test for paired shares, which also holds when few or no rows differ (Tango,
 Statistics in Medicine 17, 1998). Other costs, such as a loss: the mean of the differences and its standard error.
 The candidate passes if the upper bound of what it gives up is below the margin. Several looks at the same rows share the
-error: the k-th look is made at level 0.05 / (k (k + 1)), which adds up to 0.05 for any number of looks.
+error: the k-th look is made at level 0.05 / (k (k + 1)), which adds up to 0.05 for any number of looks. `among`: of so many
+comparisons at once, which share it too (Bonferroni).
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class RowCheck:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-def level_of(look: int) -> float:
+def level_of(look: int, among: int = 1) -> float:
     """Of the `look`-th look at the same rows, from 1."""
-    return LEVEL / (look * (look + 1))
+    return LEVEL / (look * (look + 1) * among)
 
 
-def check_shares(worse: int, better: int, rows: int, margin: float, look: int, show: Show) -> RowCheck:
+def check_shares(worse: int, better: int, rows: int, margin: float, look: int, show: Show, among: int = 1) -> RowCheck:
     """`worse`: rows that the source has right and the candidate wrong; `better`: the other way round."""
-    level = level_of(look)
+    level = level_of(look, among)
     z = NormalDist().inv_cdf(1 - level)
     upper, lower = _tango_bound(worse, better, rows, z), -_tango_bound(better, worse, rows, z)
     flips = (worse + better + 0.5) / (rows + 0.5)
@@ -67,16 +68,18 @@ def check_shares(worse: int, better: int, rows: int, margin: float, look: int, s
     return _verdict(passes, figures, margin, rows, strength, level, _SHARES, show)
 
 
-def check_means(differences: Values, margin: float, look: int, show: Show) -> RowCheck:
+def check_means(differences: Values, margin: float, look: int, show: Show, among: int = 1) -> RowCheck:
     """`differences`: the candidate's cost minus the source's, row by row."""
     n = len(differences)
     error = float(differences.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    return check_estimate(float(differences.mean()), error, n, margin, look, show)
+    return check_estimate(float(differences.mean()), error, n, margin, look, show, among)
 
 
-def check_estimate(difference: float, error: float, rows: int, margin: float, look: int, show: Show) -> RowCheck:
+def check_estimate(
+    difference: float, error: float, rows: int, margin: float, look: int, show: Show, among: int = 1
+) -> RowCheck:
     """`error`: the standard error of `difference`, the cost that is given up."""
-    level = level_of(look)
+    level = level_of(look, among)
     normal = NormalDist()
     z = normal.inv_cdf(1 - level)
     upper, lower = difference + z * error, difference - z * error

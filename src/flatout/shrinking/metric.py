@@ -45,23 +45,24 @@ class Metric:
         """The margin in the unit of `lost`."""
         return self.margin if self.unit == "loss" else self.margin / 100
 
-    def check(self, source: Costs, candidate: Costs, look: int) -> RowCheck:
-        """Is the candidate as good, by the margin?"""
+    def check(self, source: Costs, candidate: Costs, look: int, among: int = 1) -> RowCheck:
+        """Is the candidate as good, by the margin? `among`: of so many comparisons at once."""
         if self.name == "auc":
-            return self._check_area(source, candidate, look)
+            return self._check_area(source, candidate, look, among)
         if self.unit == "percent":
             mean = float(source[SQUARED].mean())
             allowed = ((1 + self.margin / 100) ** 2 - 1) * mean
-            return check_means(candidate[SQUARED] - source[SQUARED], allowed, look, lambda lost: _percent_of_root(lost, mean))
+            differences = candidate[SQUARED] - source[SQUARED]
+            return check_means(differences, allowed, look, lambda lost: _percent_of_root(lost, mean), among)
         if self.unit == "loss":
-            return check_means(candidate[LOSS] - source[LOSS], self.margin, look, self.show)
+            return check_means(candidate[LOSS] - source[LOSS], self.margin, look, self.show, among)
         before, after = source[WRONG], candidate[WRONG]
         if set(np.unique(before)) | set(np.unique(after)) <= {0.0, 1.0}:
             worse, better = int((after > before).sum()), int((after < before).sum())
-            return check_shares(worse, better, len(before), self.margin / 100, look, self.show)
-        return check_means(after - before, self.margin / 100, look, self.show)
+            return check_shares(worse, better, len(before), self.margin / 100, look, self.show, among)
+        return check_means(after - before, self.margin / 100, look, self.show, among)
 
-    def _check_area(self, source: Costs, candidate: Costs, look: int) -> RowCheck:
+    def _check_area(self, source: Costs, candidate: Costs, look: int, among: int) -> RowCheck:
         """By DeLong's method: the AUC is a mean over positives and negatives, so its paired difference has a standard error."""
         truth = source[TRUTH]
         yes, no = (
@@ -69,7 +70,7 @@ class Metric:
             for before, after in zip(_placements(source[SCORE], truth), _placements(candidate[SCORE], truth), strict=True)
         )
         error = float(np.sqrt(yes.var(ddof=1) / len(yes) + no.var(ddof=1) / len(no)))
-        return check_estimate(-float(yes.mean()), error, len(truth), self.margin / 100, look, self.show)
+        return check_estimate(-float(yes.mean()), error, len(truth), self.margin / 100, look, self.show, among)
 
     def show(self, lost: float) -> str:
         """An amount of this metric in words."""
@@ -84,7 +85,7 @@ class Metric:
         return f"{self.name}, at most {shown[self.unit]} worse"
 
 
-def metrics_of(objective: str, margin: float | None) -> tuple[Metric, ...]:
+def metrics_of(objective: str, margin: float | None, asked_by: str = "shrink") -> tuple[Metric, ...]:
     """All must hold. UsageError for an objective whose answers can't be judged row by row."""
     made: dict[str, tuple[tuple[str, Unit], ...]] = {
         "classify": (("accuracy", "points"),),
@@ -96,7 +97,7 @@ def metrics_of(objective: str, margin: float | None) -> tuple[Metric, ...]:
     if objective not in made:
         raise UsageError(
             f"the objective {objective} is a function of your own: its answers can't be judged row by row. "
-            f"shrink knows {', '.join(made)}"
+            f"{asked_by} knows {', '.join(made)}"
         )
     usual: dict[Unit, float] = {"points": 0.5, "loss": 0.01, "percent": 0.5}
     return tuple(Metric(name, unit, usual[unit] if margin is None else margin) for name, unit in made[objective])

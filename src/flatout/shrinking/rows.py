@@ -50,9 +50,9 @@ def rows_of_run(package: Package, data: Data) -> RowSets:
     some = _shuffled(len(parts["train"]), _MOST[CALIBRATING] + _MOST[TUNING])
     few = min(len(some) // 2, _MOST[CALIBRATING])
     sets = {
-        CALIBRATING: _read(package, parts["train"], some[:few]),
-        TUNING: _read(package, parts["train"], some[few:]),
-        JUDGING: _read(package, parts[held_out], _shuffled(len(parts[held_out]), _MOST[JUDGING])),
+        CALIBRATING: prepared_rows(package, parts["train"], some[:few]),
+        TUNING: prepared_rows(package, parts["train"], some[few:]),
+        JUDGING: prepared_rows(package, parts[held_out], _shuffled(len(parts[held_out]), _MOST[JUDGING])),
     }
     return RowSets(sets, f"the {held_out} part of the run's data")
 
@@ -63,7 +63,9 @@ def rows_of_file(package: Package, source: Source, name: str) -> RowSets:
     few = [min(len(some) // 8, _MOST[which]) for which in (CALIBRATING, TUNING)]
     cuts = [0, few[0], few[0] + few[1], len(some)]
     picked = [some[start:stop] for start, stop in pairwise(cuts)]
-    sets = {which: _read(package, source, rows) for which, rows in zip((CALIBRATING, TUNING, JUDGING), picked, strict=True)}
+    sets = {
+        which: prepared_rows(package, source, rows) for which, rows in zip((CALIBRATING, TUNING, JUDGING), picked, strict=True)
+    }
     return RowSets(sets, f"three quarters of {name}")
 
 
@@ -71,7 +73,8 @@ def _shuffled(count: int, most: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(_SEED))[:most]
 
 
-def _read(package: Package, source: Source, rows: Tensor) -> Batch:
+def prepared_rows(package: Package, source: Source, rows: Tensor) -> Batch:
+    """Inputs of the program and `y`; fewer than asked for, if they do not fit into memory."""
     if source.stream is not None:
         raise DataError("rows of a stream can't be read again: give labelled rows with --data")
     if not len(rows):

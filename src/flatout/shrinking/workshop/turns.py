@@ -32,20 +32,24 @@ class TimedCalls:
 
 
 def in_turns(
-    first: Runtime, second: Runtime, rows: Batch, size: int, turns: int, most_s: float
+    first: Runtime, second: Runtime, rows: Batch, size: int, turns: int, most_s: float, of_second: Batch | None = None
 ) -> tuple[TimedCalls, TimedCalls]:
-    """Blocks of calls with `size` rows, in the order ab ba ab ...; at least 8 turns, more until `turns` or `most_s`."""
+    """Blocks of calls with `size` rows, in the order ab ba ab ...; at least 8 turns, more until `turns` or `most_s`.
+
+    `of_second`: the same rows as the second one takes them, if it is prepared in another way.
+    """
     given = _cut(rows, size)
     arms = TimedCalls(), TimedCalls()
-    pairs = list(zip((first, second), arms, strict=True))
-    calls = max(_calls(runtime, given) for runtime, _ in pairs)
+    taken = given, given if of_second is None else _cut(of_second, size)
+    pairs = list(zip((first, second), arms, taken, strict=True))
+    calls = max(_calls(runtime, some) for runtime, _, some in pairs)
     meters, began_s = Meters(torch.device("cpu")), time.perf_counter()
     for turn in range(turns):
         if turn >= 8 and time.perf_counter() - began_s > most_s:
             break
-        for runtime, arm in pairs if turn % 2 == 0 else reversed(pairs):
+        for runtime, arm, some in pairs if turn % 2 == 0 else reversed(pairs):
             before = meters.read().energy_j
-            _block(runtime, given, calls, arm)
+            _block(runtime, some, calls, arm)
             after = meters.read().energy_j
             if before is not None and after is not None:
                 arm.joules = (arm.joules or 0.0) + after - before
