@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 
 import flatout as fo
 from flatout.packaging import package
@@ -20,6 +23,7 @@ from flatout.packaging.runtimes.eager import EagerRuntime
 from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 from flatout.pipelines.gate.side import GateSide
 
+EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "ci"
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -161,3 +165,38 @@ def test_answers_that_are_not_numbers_are_not_judged(gate: Command, monkeypatch:
     monkeypatch.setattr(side, "costs_of", lambda *given: {"wrong": np.array([0.0, np.nan])})
     code, _, err = gate("new", "--against", "old", "--data", "test.csv")
     assert code == 1 and "the answers of the new model are not finite in wrong" in err
+
+
+@pytest.fixture
+def job(tmp_path: Path, folder: Path) -> Callable[[str, str], subprocess.CompletedProcess[str]]:
+    """Runs a script of a CI job, as its runner does, with `new` a package of this folder."""
+
+    def run(script: str, new: str) -> subprocess.CompletedProcess[str]:
+        here = tmp_path / "job"
+        here.mkdir()
+        (here / "new").symlink_to(folder / new)
+        (here / "production").symlink_to(folder / "old")
+        (here / "test.csv").symlink_to(folder / ("few.csv" if new == "new" else "test.csv"))
+        paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        given = {**os.environ, "PATH": paths, "GITHUB_STEP_SUMMARY": str(here / "summary.md")}
+        return subprocess.run(["bash", "-e", "-c", script], cwd=here, env=given, capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+@pytest.mark.parametrize("new, code", [("old", 0), ("new", 0), ("weak", 1)])  # of few rows there is no verdict on the new one
+def test_the_github_job(job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, new: str, code: int) -> None:
+    steps = yaml.safe_load((EXAMPLES / "github-gate.yml").read_text())["jobs"]["gate"]["steps"]
+    (script,) = [step["run"] for step in steps if step.get("name") == "gate"]
+    done = job(script, new)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("::warning::no verdict" in done.stdout) == (new == "new")
+    verdict = {"old": "PASS", "new": "NO VERDICT", "weak": "FAIL"}[new]
+    assert (tmp_path / "job" / "summary.md").read_text().startswith(f"**{verdict}**")
+
+
+def test_the_gitlab_job(job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    written = yaml.safe_load((EXAMPLES / "gitlab-gate.yml").read_text())["gate"]
+    done = job("\n".join(written["script"]), "new")
+    assert done.returncode == written["allow_failure"]["exit_codes"] == 3, done.stderr
+    assert all((tmp_path / "job" / name).exists() for name in written["artifacts"]["paths"])
