@@ -40,6 +40,7 @@ LAYERS = {
     "pipelines": 11,  # from raw data to a checked model
     "fleet": 11,  # starts `python -m flatout` elsewhere
     "drill": 11,
+    "reporting": 11,  # pages about runs
     "notebook": 11,  # fo.run, which drafts what is missing and speaks
     "testing": 12,
     "cli": 13,

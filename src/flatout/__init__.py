@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flatout.packaging.verbs import load as load
     from flatout.packaging.verbs import predict as predict
     from flatout.recipe.schema import Recipe as Recipe
+    from flatout.reporting.verb import report as report
     from flatout.runs.evaluate import evaluate as evaluate
     from flatout.runs.layers.summary import summary as summary
     from flatout.runs.one_batch.overfit import overfit as overfit
@@ -51,6 +52,7 @@ __all__ = [
     "loader",
     "overfit",
     "predict",
+    "report",
     "run",
     "summary",
     "tune",
@@ -72,6 +74,7 @@ _HOMES = {
     "loader": "flatout.data.feeds.loader",
     "overfit": "flatout.runs.one_batch.overfit",
     "predict": "flatout.packaging.verbs",
+    "report": "flatout.reporting.verb",
     "run": "flatout.notebook.start",
     "summary": "flatout.runs.layers.summary",
     "tune": "flatout.tuning.verb",

@@ -71,20 +71,23 @@ def read_lines(path: Path, *, unsealed: bool) -> Iterator[SealedLine]:
         return
     with lines:
         for number, line in enumerate(lines, 1):
-            whole = line.endswith(b"\n")
-            content = line.removesuffix(b"\n")
-            if not whole or content.endswith(TORN):
-                # cut short; but if only the newline before it was damaged, the previous line is in here complete
-                seal = _INNER_SEAL.search(content)
-                if seal is not None and (found := _line(number, content[: seal.end()])).fields:
-                    yield found
-                continue
-            if is_sealed(content):
-                unsealed = False
-            elif not unsealed:
-                yield SealedLine(number, damage="has no checksum")
-                continue
-            yield _line(number, content)
+            found = read_line(number, line, unsealed=unsealed)
+            unsealed = unsealed and not is_sealed(line.removesuffix(b"\n"))
+            if found is not None:
+                yield found
+
+
+def read_line(number: int, line: bytes, *, unsealed: bool) -> SealedLine | None:
+    """A line with its newline, or without one if it is the last. None: it was cut short. `unsealed`: it may lack a checksum."""
+    content = line.removesuffix(b"\n")
+    if not line.endswith(b"\n") or content.endswith(TORN):
+        # cut short; but if only the newline before it was damaged, the previous line is in here complete
+        seal = _INNER_SEAL.search(content)
+        found = None if seal is None else _line(number, content[: seal.end()])
+        return found if found is not None and found.fields else None
+    if not is_sealed(content) and not unsealed:
+        return SealedLine(number, damage="has no checksum")
+    return _line(number, content)
 
 
 def _line(number: int, content: bytes) -> SealedLine:

@@ -13,6 +13,9 @@ LETTER, LINE = 7.0, 17.0  # width of a letter and height of a line, in pixels
 RANKS = 6  # colours from the worst scores to the best
 _LIGHT = ("#cfd8e3", "#b3cdf5", "#8ab4f8", "#5590ee", "#2563eb", "#1e3a8a")
 _DARK = ("#37404f", "#2d4a7c", "#2f62b5", "#4a8af0", "#8ab8ff", "#dbeafe")
+PARTS = 8  # colours of things without an order
+_PARTS_LIGHT = ("#2563eb", "#c2410c", "#15803d", "#9333ea", "#b45309", "#0e7490", "#be185d", "#4d7c0f")
+_PARTS_DARK = ("#60a5fa", "#fb923c", "#4ade80", "#c084fc", "#fbbf24", "#22d3ee", "#f472b6", "#a3e635")
 _STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#333}.title{font-weight:600}"
     ".title,.note{paint-order:stroke;stroke:#fff;stroke-width:3px}"
@@ -22,9 +25,11 @@ _STYLE = (
     ".ring{fill:none;stroke:#2563eb;stroke-opacity:.6}.best{stroke:#c2410c;stroke-width:2;fill:none}.top{fill:#c2410c}"
     ".cross{stroke:#b91c1c;stroke-width:1.6}.bar{fill:#2563eb;fill-opacity:.75}.pair{stroke:#8886}.note{fill:#666}"
     + "".join(f".r{place}{{stroke:{colour};fill:none}}.d{place}{{fill:{colour}}}" for place, colour in enumerate(_LIGHT))
+    + "".join(f".p{place}{{fill:{colour}}}" for place, colour in enumerate(_PARTS_LIGHT))
     + "@media(prefers-color-scheme:dark){text{fill:#ddd}.line,.ring{stroke:#60a5fa}.dot,.bar{fill:#60a5fa}.best{stroke:#fb923c}"
     ".top{fill:#fb923c}.cross{stroke:#f87171}.note{fill:#aaa}.title,.note{stroke:#121212}"
     + "".join(f".r{place}{{stroke:{colour}}}.d{place}{{fill:{colour}}}" for place, colour in enumerate(_DARK))
+    + "".join(f".p{place}{{fill:{colour}}}" for place, colour in enumerate(_PARTS_DARK))
     + "}"
 )
 
@@ -124,6 +129,10 @@ def path(kind: str, points: Sequence[tuple[float, float]]) -> str:
 
 def dot(kind: str, x: float, y: float, radius: float = 3.5) -> str:
     return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}"/>'
+
+
+def bar(kind: str, x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0):.1f}" height="{height:.1f}"/>'
 
 
 def cross(x: float, y: float) -> str:

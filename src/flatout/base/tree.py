@@ -58,7 +58,39 @@ class Picture:
     caption: str
 
 
-Node = TextLine | Fields | Table | Picture
+@dataclass(frozen=True)
+class Figure:
+    """A number of the first glance. `note` says what it compares with."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The numbers at the top of a view, for people only."""
+
+    figures: Sequence[Figure]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text in which every letter counts, such as a recipe or a command, for people only."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Curves that can be zoomed, for HTML only. A script of the page draws `data`, which it describes; without scripts the
+    pictures are shown, one for each chart."""
+
+    data: Mapping[str, Any]
+    pictures: Sequence[Picture]
+
+
+Node = TextLine | Fields | Table | Picture | Figures | Code | Charts
 
 
 @dataclass(frozen=True)
@@ -84,6 +116,10 @@ def to_text(doc: Doc) -> str:
             parts.append(node.text)
         elif isinstance(node, Table):
             parts.extend(_table_lines(node))
+        elif isinstance(node, Figures):
+            parts.extend(f"{one.label}: {one.value}{f' ({one.note})' if one.note else ''}" for one in node.figures)
+        elif isinstance(node, Code):
+            parts.append(node.text)
     return "\n".join(parts)
 
 

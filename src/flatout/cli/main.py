@@ -22,6 +22,7 @@ from flatout.cli import (
     machine,
     packages,
     receipt,
+    report,
     runs,
     serve,
     shrink,
@@ -52,6 +53,7 @@ app.command("overfit", cls=RecipeCommand)(finding_out.overfit)
 app.command("tune", cls=RecipeCommand)(tune.tune)
 app.command("explain", cls=RecipeCommand)(training.explain)
 app.command("receipt")(receipt.receipt)
+app.command("report")(report.report)
 app.command("evaluate")(training.evaluate)
 app.command("predict")(training.predict)
 app.command("generate", cls=GenerateCommand)(generate.generate)

@@ -280,6 +280,12 @@ class Run:
             warnings.warn(note, stacklevel=2)
         return found
 
+    def report(self, out: Path | str | None = None) -> Path:
+        """One self-contained HTML page that shows how the run was trained, as `fo.report`. Returns its path."""
+        import flatout  # the front door: pages are made above runs
+
+        return flatout.report(self, out=out)
+
     def plot(self) -> Any:
         """A matplotlib figure of the losses and metrics by steps."""
         from flatout.runs.plotting import plot_events  # here: a run that only trains starts sooner without it
