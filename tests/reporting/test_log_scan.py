@@ -35,7 +35,7 @@ ODD = [
 
 
 def step(number: int, **fields: Any) -> dict[str, Any]:
-    values = {name: None for name in FIELDS} | {"step": number, "elapsed_s": number / 10} | fields
+    values = {name: None for name in FIELDS} | {"step": number} | fields
     return {"kind": "step", "t": number / 10, "at": 1.7e9 + number / 10, **values}
 
 

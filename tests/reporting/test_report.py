@@ -125,9 +125,16 @@ def test_steps_that_were_given_up_are_a_faint_curve(run: RunFolder, log: Callabl
     assert "rolled back" in Reader(page).text and curves_in(page)["marks"][0]["step"] == 30
 
 
-def test_a_spike_of_one_log_point_stays(run: RunFolder, log: Callable[..., None]) -> None:
-    log(run, *({"kind": "step", "t": n / 10, "at": 1.7e9, "step": n, "loss": 99.0 if n == 17_123 else 1.0 + n % 7 / 10,
-                "elapsed_s": n / 10} for n in range(41, 30_000)))  # fmt: skip
+def test_a_spike_of_one_log_point_stays_and_the_page_small(run: RunFolder, log: Callable[..., None]) -> None:
+    def others(n: int) -> dict[str, Any]:
+        return {name: 1e3 + n % 977 / 7 for name in ("lr", "grad_norm", "samples_per_s", "memory_bytes", "power_w")}
+
+    steps = [{"kind": "step", "t": n / 10, "at": 1.7e9, "step": n, "loss": 99.0 if n == 17_123 else 1.0 + n % 7 / 10,
+              "elapsed_s": n / 10, **others(n)} for n in range(41, 30_000)]  # fmt: skip
+    metrics = {n: {f"metric{k}": n % 1009 / (k + 3) for k in range(9)} for n in range(50, 30_000, 20)}
+    evaluations = [{"kind": "evaluation", "t": n / 10, "at": 1.7e9, "step": n, "best": False, "metrics": found}
+                   for n, found in metrics.items()]  # fmt: skip
+    log(run, *steps, *evaluations)
     page = page_about(run)
     loss = chart(page, "loss")["series"][0]
     at = loss["y"].index(99)

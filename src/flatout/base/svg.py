@@ -13,7 +13,8 @@ LETTER, LINE = 7.0, 17.0  # width of a letter and height of a line, in pixels
 RANKS = 6  # colours from the worst scores to the best
 _LIGHT = ("#cfd8e3", "#b3cdf5", "#8ab4f8", "#5590ee", "#2563eb", "#1e3a8a")
 _DARK = ("#37404f", "#2d4a7c", "#2f62b5", "#4a8af0", "#8ab8ff", "#dbeafe")
-PARTS = 8  # colours of things without an order
+PART_NAMES = ("blue", "orange", "green", "purple", "brown", "teal", "pink", "olive")
+PARTS = len(PART_NAMES)  # colours of things without an order
 _PARTS_LIGHT = ("#2563eb", "#c2410c", "#15803d", "#9333ea", "#b45309", "#0e7490", "#be185d", "#4d7c0f")
 _PARTS_DARK = ("#60a5fa", "#fb923c", "#4ade80", "#c084fc", "#fbbf24", "#22d3ee", "#f472b6", "#a3e635")
 _STYLE = (
@@ -25,11 +26,12 @@ _STYLE = (
     ".ring{fill:none;stroke:#2563eb;stroke-opacity:.6}.best{stroke:#c2410c;stroke-width:2;fill:none}.top{fill:#c2410c}"
     ".cross{stroke:#b91c1c;stroke-width:1.6}.bar{fill:#2563eb;fill-opacity:.75}.pair{stroke:#8886}.note{fill:#666}"
     + "".join(f".r{place}{{stroke:{colour};fill:none}}.d{place}{{fill:{colour}}}" for place, colour in enumerate(_LIGHT))
-    + "".join(f".p{place}{{fill:{colour}}}" for place, colour in enumerate(_PARTS_LIGHT))
+    + ".part{fill:none;stroke-width:1.5}"
+    + "".join(f".p{place}{{fill:{colour}}}.s{place}{{stroke:{colour}}}" for place, colour in enumerate(_PARTS_LIGHT))
     + "@media(prefers-color-scheme:dark){text{fill:#ddd}.line,.ring{stroke:#60a5fa}.dot,.bar{fill:#60a5fa}.best{stroke:#fb923c}"
     ".top{fill:#fb923c}.cross{stroke:#f87171}.note{fill:#aaa}.title,.note{stroke:#121212}"
     + "".join(f".r{place}{{stroke:{colour}}}.d{place}{{fill:{colour}}}" for place, colour in enumerate(_DARK))
-    + "".join(f".p{place}{{fill:{colour}}}" for place, colour in enumerate(_PARTS_DARK))
+    + "".join(f".p{place}{{fill:{colour}}}.s{place}{{stroke:{colour}}}" for place, colour in enumerate(_PARTS_DARK))
     + "}"
 )
 

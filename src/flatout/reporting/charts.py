@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.base.svg import Plot, linear, logarithmic, path, picture
+from flatout.base.svg import PART_NAMES, PARTS, Plot, linear, logarithmic, path, picture
 from flatout.base.tree import Charts, Picture
 from flatout.base.units import show_count
 from flatout.reporting.curves import FROM_ZERO, KINDS, LOSS, Curve, Curves, read_curves
@@ -17,10 +17,9 @@ from flatout.reporting.moments import marks_of
 from flatout.reporting.story import RunStory
 from flatout.reporting.thinning import extremes
 
-MOST_POINTS = 8000  # of all curves on a page: about 100 kB
-_PICTURED = 150  # points of a curve in a picture
+MOST_POINTS = 6000  # of all curves on a page: about 80 kB
+_PICTURED = 240  # points of all curves in a picture
 _PLOT = Plot(480, 240)
-_COLOURS = 8
 
 
 def charts_of(stories: Sequence[RunStory]) -> tuple[Charts | None, list[str]]:
@@ -41,7 +40,12 @@ def charts_of(stories: Sequence[RunStory]) -> tuple[Charts | None, list[str]]:
     how = "Drag to zoom, double-click to zoom out."
     if longest > drawn:
         how += f" {show_count(longest)} log points, drawn as the lowest and highest of each stretch."
-    pictures = [_picture(name, [curve for curves in read for curve in curves.curves if curve.chart == name]) for name in names]
+    named = [
+        (curve.name if len(stories) == 1 else story.name, curve)
+        for story, curves in zip(stories, read, strict=True)
+        for curve in curves.curves
+    ]
+    pictures = [_picture(name, [(label, curve) for label, curve in named if curve.chart == name]) for name in names]
     data = {"charts": charts, "runs": runs, "marks": marks, "note": how}
     return Charts(data, pictures), [why for curves in read for why in curves.damaged]
 
@@ -63,14 +67,12 @@ def _chart(name: str, stories: Sequence[RunStory], read: Sequence[Curves]) -> di
         if isinstance(baseline, int | float) and math.isfinite(baseline):
             levels.append({"run": place, "colour": place, "value": baseline})
     every = [value for one in series for value in one["y"]]
-    # a loss that falls a hundredfold can be seen on a log scale only
-    log = name == LOSS and bool(every) and min(every) > 0 and max(every) > 30 * min(every)
     several = len(stories) > 1
     dashed = [*(["validation"] if several and name == LOSS else []), *(["baseline"] if levels else [])]
     titled = f"{name} (dashed: {', '.join(dashed)})" if dashed else name
     return {
-        "title": titled, "kind": KINDS.get(name, ""), "log": log, "positive": bool(every) and max(every) > 0,
-        "zero": name in FROM_ZERO, "series": series, "levels": levels,
+        "title": titled, "kind": KINDS.get(name, ""), "log": _falls_far(name, every),
+        "positive": bool(every) and max(every) > 0, "zero": name in FROM_ZERO, "series": series, "levels": levels,
     }  # fmt: skip
 
 
@@ -80,7 +82,7 @@ def _series(curve: Curve, place: int, *, alone: bool, run: str) -> dict[str, Any
     found: dict[str, Any] = {
         "name": f"{name}, given up" if curve.given_up else name,
         "run": place,
-        "colour": 1 if alone and validation else place % _COLOURS,
+        "colour": 1 if alone and validation else place % PARTS,
         "x": _differences(curve.steps),
         "y": [_short(value) for value in curve.values],
     }
@@ -103,19 +105,29 @@ def _short(value: float) -> float | int:
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
-def _picture(name: str, curves: Sequence[Curve]) -> Picture:
-    shown = [curve for curve in curves if curve.steps and not curve.given_up]
+def _picture(name: str, curves: Sequence[tuple[str, Curve]]) -> Picture:
+    """For readers without scripts. `curves` have their names there."""
+    drawn = [(label, curve) for label, curve in curves if curve.steps and not curve.given_up]
+    shown = [curve for _, curve in drawn]
     every = [value for curve in shown for value in curve.values]
     if not every:
         return Picture(picture(name, _PLOT.width, _PLOT.height, []), f"{name}: no finite value")
     across = linear(min(curve.steps[0] for curve in shown), max(curve.steps[-1] for curve in shown))
-    falling = min(every) > 0 and max(every) > 30 * min(every)
-    up = logarithmic(min(every), max(every)) if falling else linear(min(every), max(every), 5)
+    low = 0.0 if name in FROM_ZERO else min(every)
+    up = logarithmic(low, max(every)) if _falls_far(name, every) else linear(low, max(every), 5)
     ticks = [(place, show_count(float(label))) for place, label in across.ticks]
     heights = [(place, show_count(float(label))) for place, label in up.ticks]
     parts = list(_PLOT.grid(ticks, heights, "step", name))
-    for number, curve in enumerate(shown):
-        chosen = extremes(np.array(curve.steps, dtype=np.float64), np.array(curve.values), _PICTURED // 2).tolist()
-        points = [(_PLOT.x(across.at(curve.steps[i])), _PLOT.y(up.at(curve.values[i]))) for i in chosen]
-        parts.append(path("best" if number == 1 else "line", points))
-    return Picture(picture(name, _PLOT.width, _PLOT.height, parts), ", ".join(dict.fromkeys(curve.name for curve in shown)))
+    colours: dict[str, int] = {}
+    for label, curve in drawn:
+        chosen = extremes(np.array(curve.steps, dtype=np.float64), np.array(curve.values), _PICTURED // (2 * len(shown)))
+        points = [(_PLOT.x(across.at(curve.steps[i])), _PLOT.y(up.at(curve.values[i]))) for i in chosen.tolist()]
+        colour = colours.setdefault(label, len(colours)) % PARTS
+        parts.append(path(f"part s{colour}", points))
+    named = ", ".join(f"{curve} ({PART_NAMES[number % PARTS]})" for curve, number in colours.items())
+    return Picture(picture(name, _PLOT.width, _PLOT.height, parts), named if len(colours) > 1 else "")
+
+
+def _falls_far(name: str, values: Sequence[float]) -> bool:
+    """A loss that falls that far can be seen on a log scale only."""
+    return name == LOSS and bool(values) and min(values) > 0 and max(values) > 30 * min(values)

@@ -65,7 +65,7 @@ def read_curves(story: RunStory, most_points: int) -> Curves:
             good, bad = _chosen(log, name, places, stretches // 4 if given_up else stretches)
             if len(good) or len(bad):
                 wanted.append((name, given_up, good, bad, int(np.sum(~np.isnan(log.numbers[name][places])))))
-    clock = np.flatnonzero(kept & np.isfinite(log.numbers["elapsed_s"])) if log.count else np.zeros(0, dtype=np.int64)
+    clock = np.flatnonzero(kept)
     if len(clock):
         clock = clock[np.unique(np.append(one_each(log.numbers["step"][clock], _CLOCK), len(clock) - 1))]
     all_places: NDArray[np.int64] | list[int]
@@ -79,8 +79,9 @@ def read_curves(story: RunStory, most_points: int) -> Curves:
         named = "training" if name == LOSS else story.name
         curves.append(Curve(_LOGGED[name], named, [s for s, _ in pairs], [v for _, v in pairs], steps, given_up, logged))
     curves += _metric_curves(story.name, metrics, stretches)
-    seconds = [(step, float(exact[place]["elapsed_s"])) for place in clock.tolist()
-               if isinstance(step := exact[place].get("step"), int)]  # fmt: skip
+    seconds = [(step, float(elapsed)) for place in clock.tolist()
+               if isinstance(step := exact[place].get("step"), int)
+               and isinstance(elapsed := exact[place].get("elapsed_s"), int | float)]  # fmt: skip
     return Curves([curve for curve in curves if curve.steps or curve.bad], seconds, damaged)
 
 

@@ -20,14 +20,15 @@ from flatout.base.errors import StoreError
 from flatout.base.events import Event
 from flatout.base.sealed import is_sealed, read_line
 
-FIELDS = (
-    "step", "loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "memory_bytes", "power_w", "elapsed_s",
-)  # fmt: skip
+FIELDS = ("step", "loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "memory_bytes", "power_w")
 _BLOCK = 1 << 20
 _STEP = np.frombuffer(b'{"kind": "step"', dtype=np.uint8)
-_DIGITS = 13  # of a number that are read in bulk,
-_ENOUGH = 1e6  # or until those of a decimal number are as many as those of this one
+_DIGITS = 12  # of a number that are read in bulk
 _COMMA, _DOT, _COLON, _ZERO = (ord(letter) for letter in ",.:0")
+# What a digit is worth at each place of a number, by the place of its decimal point.
+_WORTH = np.array(
+    [[10.0 ** (dot - place - (place < dot)) * (place != dot) for dot in range(_DIGITS + 1)] for place in range(_DIGITS)]
+)
 
 Bytes = NDArray[np.uint8]
 Places = NDArray[np.int64]
@@ -223,34 +224,33 @@ def _columns(
 def _numbers(letters: Bytes, begin: Places, end: Places) -> tuple[Numbers, NDArray[np.bool_]]:
     """Numbers of JSON to about 7 digits, which is enough to find the highest and the lowest; and which of them are certain."""
     first = letters[begin]
+    if (first == ord("n")).all():  # a field that this run does not log
+        return np.full(len(begin), np.nan), np.ones(len(begin), dtype=bool)
     negative = first == ord("-")
-    value = np.zeros(len(begin))
-    decimals = np.zeros(len(begin))
-    reading = np.ones(len(begin), dtype=bool)
-    after_dot = np.zeros(len(begin), dtype=bool)
+    exponent = letters[np.maximum(end - 4, begin)] == ord("e")
+    long_exponent = letters[np.maximum(end - 5, begin)] == ord("e")  # three digits: 1e-100
     at = begin + negative
-    last = len(letters) - 1
-    for place in range(_DIGITS):
-        reading &= ~(after_dot & (value >= _ENOUGH))
-        if not reading.any():
-            break
-        letter = letters[np.minimum(at + place, last)]
-        digit = letter - _ZERO  # of unsigned bytes: other letters become more than 9
-        is_digit = (digit < 10) & reading
-        is_dot = (letter == _DOT) & reading
-        value = np.where(is_digit, value * 10 + digit, value)
-        decimals += is_digit & after_dot
-        after_dot |= is_dot
-        reading = is_digit | is_dot
-    sure = ~reading | after_dot
-    value *= 10.0**-decimals
-    exponent = (letters[np.maximum(end - 4, begin)] == ord("e")) & (end - begin > 4)
+    length = end - at - 4 * exponent
+    places = np.arange(_DIGITS)[:, None]  # a row for each place: sums over them are quick
+    window = letters.take(at + places, mode="clip")
+    inside = places < length
+    digits = ((window - _ZERO) * inside).astype(np.float64)
+    is_dot = (window == _DOT) & inside
+    common = int(is_dot[:, 0].argmax())
+    value: Numbers
+    if is_dot[common].all():  # the point is at the same place in all lines, as in losses below 10
+        has_dot = is_dot[common]
+        value = _WORTH[:, common] @ digits
+    else:
+        has_dot = is_dot.any(axis=0)
+        dot = np.where(has_dot, is_dot.argmax(axis=0), np.clip(length, 0, _DIGITS))
+        value = np.einsum("ij,ij->j", digits, _WORTH[:, dot])
     if exponent.any():
         here = np.flatnonzero(exponent)
         tens = (letters[end[here] - 2] - _ZERO) * 10.0 + (letters[end[here] - 1] - _ZERO)
         value[here] *= 10.0 ** np.where(letters[end[here] - 3] == ord("-"), -tens, tens)
-    sure &= ~((letters[np.maximum(end - 5, begin)] == ord("e")) & (end - begin > 5))  # three digits: 1e-100
     value = np.where(negative, -value, value)
     value[first == ord("n")] = np.nan
-    value[(first == ord("N")) | (first == ord("I")) | (negative & (letters[np.minimum(begin + 1, last)] == ord("I")))] = np.inf
-    return value, sure
+    second = letters[np.minimum(begin + 1, len(letters) - 1)]
+    value[(first == ord("N")) | (first == ord("I")) | (negative & (second == ord("I")))] = np.inf
+    return value, (has_dot | (length <= _DIGITS)) & ~long_exponent

@@ -50,13 +50,11 @@ class _Goal:
 
     def reached_after(self, story: RunStory) -> float | None:
         """Seconds of training until the first evaluation that is at least as good."""
-        elapsed = 0.0
         for before, event in story.log.others:
-            if before:
-                elapsed = float(story.log.numbers["elapsed_s"][before - 1])
             value = (event.get("metrics") or {}).get(self.metric) if event.get("kind") == "evaluation" else None
             if isinstance(value, int | float) and (value >= self.value if self._higher else value <= self.value):
-                return elapsed if math.isfinite(elapsed) and before else None
+                elapsed = story.log.exact([before - 1])[before - 1].get("elapsed_s") if before else None
+                return float(elapsed) if isinstance(elapsed, int | float) else None
         return None
 
 
