@@ -20,6 +20,7 @@ from page_curves import chart, curves_in
 
 import flatout as fo
 from flatout.base.errors import FlatoutError, NotARun, StoreError, UsageError
+from flatout.measure.receipt import Entry, Receipt
 from flatout.reporting import story as of_runs
 from flatout.reporting.verb import page_of, read_stories
 from flatout.store.run_folder import RunFolder
@@ -75,6 +76,19 @@ def test_it_is_one_small_file_that_loads_nothing(run: RunFolder) -> None:
     assert policy is not None and policy.startswith("default-src 'none'")
     assert f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" in policy
     assert len(script) < 15_000 and "fetch(" not in script and "innerHTML" not in script and "eval" not in script
+
+
+def test_every_trial_is_shown_with_its_interval(run: RunFolder) -> None:
+    kept = Entry("compile", "step", "off", "kept", "faster", 1.9, 2.13, 2.05, 2.21, 24, 0.01, 0.0213, 11.0, 10**8)
+    rejected = Entry("precision", "bf16", "fp32", "rejected", "slower", None, 0.61, 0.55, 0.66, 9, 0.02, 0.0122)
+    receipt = Receipt(
+        {}, {"compile": "step"}, (kept, rejected), 0.0213, 0.01, stopped="nothing is left to try", machine="a CPU"
+    )
+    run.write("receipt.json", receipt.to_dict())
+    page = Reader(page_about(run))
+    for words in ("2.05 to 2.21", "0.55 to 0.66", "24", "kept", "rejected", "nothing is left to try", "2.13x"):
+        assert words in page.text
+    assert "95% interval" in page.text and any("filled: kept" in (found.get("alt") or "") for _, found in page.tags)
 
 
 def test_the_same_run_gives_the_same_page(run: RunFolder) -> None:

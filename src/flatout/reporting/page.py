@@ -23,6 +23,7 @@ from flatout.reporting.ledger_bar import ledger_picture
 from flatout.reporting.moments import moment_nodes
 from flatout.reporting.speeds import speed_nodes
 from flatout.reporting.story import RunStory
+from flatout.reporting.trials_picture import trials_picture
 from flatout.runs.scores import overall
 from flatout.store.compare import compare_doc
 
@@ -174,7 +175,9 @@ def _plan(story: RunStory) -> list[Node]:
 def _trials(story: RunStory) -> list[Node]:
     if story.receipt is None or not story.receipt.entries:
         return []
-    return list(receipt_doc(story.name, story.receipt).nodes)
+    headline, *others = receipt_doc(story.name, story.receipt).nodes
+    drawn = trials_picture(story.receipt)
+    return [headline, *([] if drawn is None else [drawn]), *others]
 
 
 _PREDICTION_COLUMNS = (
