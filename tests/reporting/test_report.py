@@ -139,6 +139,19 @@ def test_steps_that_were_given_up_are_a_faint_curve(run: RunFolder, log: Callabl
     assert "rolled back" in Reader(page).text and curves_in(page)["marks"][0]["step"] == 30
 
 
+def test_the_time_line_shows_when_no_process_ran(run: RunFolder, log: Callable[..., None]) -> None:
+    last = [event for event in fo.load(run.path).events()][-1]["at"]
+    assert "Gaps" not in str([found.get("alt") for _, found in Reader(page_about(run)).tags])
+    log(
+        run,
+        {"kind": "planned", "t": 0.1, "at": last + 3600, "run": run.name},
+        {"kind": "resumed", "t": 0.2, "at": last + 3600.1, "step": 40},
+        {"kind": "stopped", "t": 9.0, "at": last + 3609, "step": 40, "signal": "SIGTERM", "saved": True},
+    )
+    page = Reader(page_about(run))
+    assert "Gaps: no process trained." in page.text and "by SIGTERM, saved" in page.text and "1 h 00 min" in page.text
+
+
 def test_a_spike_of_one_log_point_stays_and_the_page_small(run: RunFolder, log: Callable[..., None]) -> None:
     def others(n: int) -> dict[str, Any]:
         return {name: 1e3 + n % 977 / 7 for name in ("lr", "grad_norm", "samples_per_s", "memory_bytes", "power_w")}

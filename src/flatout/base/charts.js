@@ -20,7 +20,7 @@
   const rule = (name, x1, y1, x2, y2, parent) => draw("line", { class: name, x1, y1, x2, y2 }, parent);
   const colour = (series) => `var(--c${series.colour % 8})`;
 
-  // the first place in a rising list that is not below a value
+  // the first place that is not below a value
   const search = (list, value) => {
     let low = 0, high = list.length;
     while (low < high) {
@@ -242,7 +242,7 @@
       const left = chart.toX(at) + 12;
       const tooFar = left + chart.tip.offsetWidth > chart.width;
       chart.tip.style.left = `${tooFar ? Math.max(0, left - 24 - chart.tip.offsetWidth) : left}px`;
-      chart.tip.style.top = `${chart.svg.offsetTop + TOP}px`;
+      chart.tip.style.top = `${chart.caption.offsetHeight + TOP}px`;
     });
     chart.svg.addEventListener("pointerleave", () => {
       chart.tip.hidden = true;
@@ -303,7 +303,7 @@
   charts.forEach((chart, number) => {
     chart.number = number;
     chart.figure = make("figure", { class: "chart" });
-    const caption = make("figcaption");
+    const caption = chart.caption = make("figcaption");
     caption.append(make("b", {}, chart.title));
     if (runs.length === 1 && chart.series.length > 1) for (const series of chart.series) caption.append(key(series.name, [series]));
     const log = toggle("log", chart.log, () => { chart.log = !chart.log; redraw(chart); return chart.log; }, { class: "key log" });
