@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -25,15 +26,30 @@ _STYLE = (
     ".dot{fill:#2563eb;fill-opacity:.75}"
     ".ring{fill:none;stroke:#2563eb;stroke-opacity:.6}.best{stroke:#c2410c;stroke-width:2;fill:none}.top{fill:#c2410c}"
     ".cross{stroke:#b91c1c;stroke-width:1.6}.bar{fill:#2563eb;fill-opacity:.75}.pair{stroke:#8886}.note{fill:#666}"
-    + "".join(f".r{place}{{stroke:{colour};fill:none}}.d{place}{{fill:{colour}}}" for place, colour in enumerate(_LIGHT))
-    + ".part{fill:none;stroke-width:1.5}"
-    + "".join(f".p{place}{{fill:{colour}}}.s{place}{{stroke:{colour}}}" for place, colour in enumerate(_PARTS_LIGHT))
-    + "@media(prefers-color-scheme:dark){text{fill:#ddd}.line,.ring{stroke:#60a5fa}.dot,.bar{fill:#60a5fa}.best{stroke:#fb923c}"
-    ".top{fill:#fb923c}.cross{stroke:#f87171}.note{fill:#aaa}.title,.note{stroke:#121212}"
-    + "".join(f".r{place}{{stroke:{colour}}}.d{place}{{fill:{colour}}}" for place, colour in enumerate(_DARK))
-    + "".join(f".p{place}{{fill:{colour}}}.s{place}{{stroke:{colour}}}" for place, colour in enumerate(_PARTS_DARK))
-    + "}"
+    ".part{fill:none;stroke-width:1.5}"
 )
+_STYLE_DARK = (
+    "text{fill:#ddd}.line,.ring{stroke:#60a5fa}.dot,.bar{fill:#60a5fa}.best{stroke:#fb923c}"
+    ".top{fill:#fb923c}.cross{stroke:#f87171}.note{fill:#aaa}.title,.note{stroke:#121212}"
+)
+
+
+def _ranks(colours: Sequence[str], more: str = "") -> str:
+    return "".join(f".r{place}{{stroke:{colour}{more}}}.d{place}{{fill:{colour}}}" for place, colour in enumerate(colours))
+
+
+def _parts(colours: Sequence[str]) -> str:
+    return "".join(f".p{place}{{fill:{colour}}}.s{place}{{stroke:{colour}}}" for place, colour in enumerate(colours))
+
+
+def _style(content: str) -> str:
+    """The rules that the content uses: a page can have many pictures."""
+    light, dark = _STYLE, _STYLE_DARK
+    if re.search(r'class="[^"]*\b[rd]\d', content):
+        light, dark = light + _ranks(_LIGHT, ";fill:none"), dark + _ranks(_DARK)
+    if re.search(r'class="[^"]*\b[ps]\d', content):
+        light, dark = light + _parts(_PARTS_LIGHT), dark + _parts(_PARTS_DARK)
+    return f"{light}@media(prefers-color-scheme:dark){{{dark}}}"
 
 
 @dataclass(frozen=True)
@@ -79,9 +95,10 @@ class Plot:
 
 
 def picture(title: str, width: float, height: float, parts: Sequence[str]) -> str:
+    content = "".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" '
-        f'role="img"><title>{escape(title)}</title><style>{_STYLE}</style>{"".join(parts)}</svg>'
+        f'role="img"><title>{escape(title)}</title><style>{_style(content)}</style>{content}</svg>'
     )
 
 

@@ -17,7 +17,7 @@ from flatout.reporting.moments import marks_of
 from flatout.reporting.story import RunStory
 from flatout.reporting.thinning import extremes
 
-MOST_POINTS = 6000  # of all curves on a page: about 80 kB
+MOST_POINTS = 5000  # of all curves on a page: about 70 kB
 _PICTURED = 240  # points of all curves in a picture
 _PLOT = Plot(480, 240)
 
