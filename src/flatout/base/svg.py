@@ -30,7 +30,7 @@ _STYLE = (
 )
 _STYLE_DARK = (
     "text{fill:#ddd}.line,.ring{stroke:#60a5fa}.dot,.bar{fill:#60a5fa}.best{stroke:#fb923c}"
-    ".top{fill:#fb923c}.cross{stroke:#f87171}.note{fill:#aaa}.title,.note{stroke:#121212}"
+    ".top{fill:#fb923c}.cross{stroke:#f87171}.note{fill:#aaa}.title,.note{stroke:#0d1117}"
 )
 
 
