@@ -34,7 +34,7 @@ LAYERS = {
     "boost": 10,  # tries remedies on any script
     "explore": 10,
     "serving": 10,  # knows packages, not runs
-    "shrinking": 10,  # knows packages, not runs
+    "shrinking": 10,  # knows packages, and the run behind one
     "tuning": 10,  # what to try, and the trials of it
     "loadtest": 10,  # asks any server
     "pipelines": 11,  # from raw data to a checked model

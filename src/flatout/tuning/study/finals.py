@@ -94,7 +94,10 @@ class Finals:
             )
         gain = of_the_mean([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
         again, before = list(ours.values()), list(theirs.values())
-        return FinalsVerdict(winner[0], of_the_next(again), of_the_next(before), gain, tuple(again), tuple(before), means)
+        chosen = {number: list(scores.values()) for number, scores in found.items()}
+        akin = [scores for number, scores in chosen.items() if number != RECIPE or winner[0] == RECIPE]
+        found_again, found_before = of_the_next(again, akin), of_the_next(before, [chosen[RECIPE]])
+        return FinalsVerdict(winner[0], found_again, found_before, gain, tuple(again), tuple(before), means)
 
     def _scores(self, finalists: Sequence[Finalist], seeds: Sequence[int], which: str) -> dict[int, dict[int, float]]:
         """Of each finalist, a score for each seed with which it did not fail."""

@@ -12,6 +12,8 @@ _T = (
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 
+_MUCH = 3.0  # times the spread
+
 
 @dataclass(frozen=True)
 class SeedInterval:
@@ -27,20 +29,34 @@ class SeedInterval:
         return self.low > 0 or self.high < 0
 
 
-def of_the_next(values: Sequence[float]) -> SeedInterval:
-    """Where one more value of the same kind lies: a training with another seed."""
-    return _interval(values, math.sqrt(1 + 1 / max(1, len(values))))
+def of_the_next(values: Sequence[float], akin: Sequence[Sequence[float]] = ()) -> SeedInterval:
+    """Where one more value of the same kind lies: a training with another seed.
+
+    `akin`: values of others whose spread should be about the same. The spread of eight values alone is often too small by luck.
+    Those that spread much more are left out.
+    """
+    squares, freedom = _squares(values), max(0, len(values) - 1)
+    usual = squares / freedom if freedom else 0.0
+    for some in akin:
+        if len(some) > 1 and _squares(some) <= _MUCH**2 * usual * (len(some) - 1):
+            squares, freedom = squares + _squares(some), freedom + len(some) - 1
+    return _interval(values, squares, freedom, 1 + 1 / max(1, len(values)))
 
 
 def of_the_mean(values: Sequence[float]) -> SeedInterval:
-    return _interval(values, math.sqrt(1 / max(1, len(values))))
+    return _interval(values, _squares(values), max(0, len(values) - 1), 1 / max(1, len(values)))
 
 
-def _interval(values: Sequence[float], factor: float) -> SeedInterval:
+def _squares(values: Sequence[float]) -> float:
+    """Of the distances to their mean."""
+    mean = math.fsum(values) / max(1, len(values))
+    return math.fsum((value - mean) ** 2 for value in values)
+
+
+def _interval(values: Sequence[float], squares: float, freedom: int, factor: float) -> SeedInterval:
     n = len(values)
     mean = math.fsum(values) / n if n else math.nan
     if n < 2:
         return SeedInterval(mean, -math.inf, math.inf, n)
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    apart = _T[min(n - 1, len(_T)) - 1] * factor * spread
+    apart = _T[min(freedom, len(_T)) - 1] * math.sqrt(factor * squares / freedom)
     return SeedInterval(mean, mean - apart, mean + apart, n)
