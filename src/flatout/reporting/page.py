@@ -189,7 +189,7 @@ _PREDICTION_COLUMNS = (
 
 
 def _predictions(story: RunStory) -> list[Node]:
-    """What was foretold as a whole; the table of the plan has it for each setting."""
+    """What the plan predicted for the whole run; its table has the gain of each setting."""
     plan, result = story.plan, story.result
     predicted = None if plan is None else plan.prediction.rate(plan.batch)
     measured = result.get("samples_per_s")

@@ -112,7 +112,7 @@ class _Added(torch.autograd.Function):
         at = in_dims[0]
         if at is None:
             x, at = x.expand(info.batch_size, *x.shape), 0
-        elif at > x.ndim + channel:  # the bias of a trial lies in one piece, so trials come before channels in the sum
+        elif at >= x.ndim + channel:  # the bias of a trial lies in one piece, so trials come before channels in the sum
             x, at = x.movedim(at, 0), 0
         bias = bias.expand(info.batch_size, *bias.shape) if in_dims[1] is None else bias.movedim(in_dims[1], 0)
         found: Tensor = _Added.apply(x, bias, channel, at, relu)  # type: ignore[no-untyped-call]
