@@ -133,12 +133,18 @@ def test_a_model_with_itself_loses_nothing(gate: Command) -> None:
         (["new", "--against", "old", "--data", "test.csv", "--batch", "0"], 2, "--batch is a number of rows"),
         (["new", "--against", "old", "--data", "test.csv", "--slice", "plac"], 1, "no column 'plac'; did you mean 'place'?"),
         (["new", "--against", "old", "--data", "missing.csv"], 1, "missing.csv"),
+        (["new", "--against", "old", "--data", "test.csv", "--markdown", "no/gate.md"], 2, "--markdown: folder not found"),
         (["new", "--against", "nothing", "--data", "test.csv"], 1, "nothing is no package"),
     ],
 )
 def test_bad_input(gate: Command, asked: list[str], code: int, said: str) -> None:
     found, out, err = gate(*asked)
     assert found == code and said in err and "Traceback" not in err and not out
+
+
+def test_a_full_disk_is_said_after_the_verdict(gate: Command) -> None:
+    code, out, err = gate("old", "--against", "old", "--data", "test.csv", "--markdown", "/dev/full")
+    assert code == 1 and out.startswith("PASS") and "can't write /dev/full: No space left on device" in err
 
 
 def test_models_that_answer_other_questions_are_not_compared(gate: Command, monkeypatch: pytest.MonkeyPatch) -> None:

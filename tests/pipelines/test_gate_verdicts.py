@@ -65,6 +65,9 @@ def test_errors_and_losses(metric: Metric, costs: object) -> None:
     same, worse = compared(metric, made(0.0), made(0.0), "", 1, 1), compared(metric, made(0.5), made(0.0), "", 1, 1)
     assert same.verdict == PASS and same.lost == 0
     assert worse.verdict == FAIL and worse.lost > metric.margin and worse.low < worse.lost < worse.high
+    assert worse.old is not None
+    apart = 100 * (worse.new / worse.old - 1) if metric.unit == "percent" else worse.new - worse.old
+    assert worse.lost == pytest.approx(apart)
 
 
 def test_the_area_under_the_curve() -> None:
@@ -93,6 +96,7 @@ def test_floors(floor: float, verdict: str) -> None:
     drawn = np.random.default_rng(2)
     found = above_floor(ACCURACY, {WRONG: (drawn.random(2_000) < 0.1).astype(np.float64)}, floor, 1, 1)
     assert found.verdict == verdict and found.old is None
+    assert found.low < found.lost < found.high and found.lost == pytest.approx(100 * (floor - found.new))
     error = {SQUARED: drawn.exponential(1.0, 2_000)}  # a root of about 1: lower is better
     by_error = above_floor(Metric("rmse", "percent", 0.5), error, 1.9 - floor, 1, 1)
     assert by_error.verdict == {PASS: PASS, NO_VERDICT: NO_VERDICT, FAIL: FAIL}[verdict]

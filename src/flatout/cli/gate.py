@@ -65,6 +65,8 @@ def gate(
 
     if html is not None:
         check_page_path(html)
+    if markdown is not None:
+        check_page_path(markdown, "--markdown")
     limits = GateLimits(_share("--slower", slower), _share("--larger", larger), batch)
     floors = dict(_floor(one) for one in floor or [])
     if batch < 1:
@@ -79,7 +81,7 @@ def gate(
     doc = gate_doc(result)
     print_json(to_data(doc)) if as_json else print(to_text(doc))
     if markdown is not None:
-        markdown.write_text(as_markdown(result))
+        write_page(markdown, as_markdown(result))
         _say(f"wrote {markdown}")
     if html is not None:
         write_page(html, to_html(doc, "Gate"))

@@ -31,8 +31,9 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class GateCheck:
-    """`lost`: what the new model gives up, with its interval, in the metric's unit; negative: it gains. `rows_needed`: of this
-    slice, for a verdict; None: there is one. Without an old model `margin` is the floor."""
+    """`lost`: what the new model gives up, with its interval, in the margin's unit; negative: it gains. `rows_needed`: of this
+    slice, for a verdict; None: there is one. Without an old model `margin` is the floor, in the metric's own unit, and `lost`
+    is what the model is below it, in points or in that unit."""
 
     metric: str
     slice: str  # "" for all rows
@@ -94,19 +95,20 @@ def compared(metric: Metric, new: Costs, old: Costs, name: str, look: int, among
     lost, low, high = figures["difference"], figures["lower_bound"], figures["upper_bound"]
     verdict = PASS if check.passed else FAIL if low > 0 else NO_VERDICT
     needed = None if verdict != NO_VERDICT else _rows_needed(check)
-    unit = _scale(metric, old)
     words = _words(verdict, check.why, needed)
+    shown = [_shown(metric, one, old) for one in (lost, low, high)]
     return GateCheck(
-        metric.name, name, verdict, metric.of(new), metric.of(old), unit * lost, unit * low, unit * high, metric.margin,
-        check.n, check.level, check.power, needed, words,
+        metric.name, name, verdict, metric.of(new), metric.of(old), shown[0], shown[1], shown[2], metric.margin, check.n,
+        check.level, check.power, needed, words,
     )  # fmt: skip
 
 
-def _scale(metric: Metric, old: Costs) -> float:
-    """From the difference of costs to the unit of the margin."""
-    if metric.unit == "percent":  # of the mean square to the root, for small changes
-        return 50 / max(float(old[SQUARED].mean()), 1e-300)
-    return 1.0 if metric.unit == "loss" else 100.0
+def _shown(metric: Metric, lost: float, old: Costs) -> float:
+    """A difference of costs in the unit of the margin."""
+    if metric.unit == "percent":  # of the root of the mean square
+        mean = max(float(old[SQUARED].mean()), 1e-300)
+        return 100 * (math.sqrt(max(1 + lost / mean, 0.0)) - 1)
+    return lost if metric.unit == "loss" else 100 * lost
 
 
 def _rows_needed(check: RowCheck) -> int | None:
@@ -147,7 +149,9 @@ def above_floor(metric: Metric, new: Costs, floor: float, look: int, among: int)
     words = _words(verdict, words, needed)
     lost = (floor - value) if higher_is_better else (value - floor)
     bounds = (floor - high, floor - low) if higher_is_better else (low - floor, high - floor)
-    return GateCheck(metric.name, "", verdict, value, None, lost, *bounds, floor, rows, level, None, needed, words)
+    unit = 100.0 if higher_is_better else 1.0  # points
+    low, high = unit * bounds[0], unit * bounds[1]
+    return GateCheck(metric.name, "", verdict, value, None, unit * lost, low, high, floor, rows, level, None, needed, words)
 
 
 def _with_interval(metric: Metric, costs: Costs, z: float) -> tuple[float, float, float, int]:
