@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from nvml_stub import NvmlStub
 
 from flatout.base.errors import MachineError, UsageError
 from flatout.machine import host
@@ -107,41 +106,8 @@ def test_container_limits_are_read_in_both_versions(tmp_path: Path) -> None:
 # NVML
 
 
-class FakeNvml:
-    """Two GPUs; the first can't report its energy."""
-
-    class NVMLError(Exception):
-        pass
-
-    NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = 0
-
-    def __getattr__(self, question: str) -> Any:
-        answers: dict[str, Any] = {
-            "nvmlSystemGetDriverVersion": lambda: b"580.95",
-            "nvmlDeviceGetCount": lambda: 2,
-            "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpu}",
-            "nvmlDeviceGetName": lambda gpu: f"NVIDIA {gpu}",
-            "nvmlDeviceGetMemoryInfo": lambda gpu: SimpleNamespace(total=10**9, used=10**8),
-            "nvmlDeviceGetCudaComputeCapability": lambda gpu: (9, 0),
-            "nvmlDeviceGetPowerUsage": lambda gpu: 123_400,
-            "nvmlDeviceGetTotalEnergyConsumption": self.energy,
-            "nvmlDeviceGetTemperature": lambda gpu, sensor: 41,
-            "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=50),
-            "nvmlDeviceGetClockInfo": lambda gpu, kind: 1500 + gpu,
-            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: 0x41,
-        }
-        return answers.get(question, self.refuse)
-
-    def energy(self, gpu: int) -> int:
-        return self.refuse() if gpu == 0 else 5_000
-
-    def refuse(self, *about: Any) -> Any:
-        raise self.NVMLError("not supported")
-
-
 def test_gpus_are_matched_by_uuid_when_only_some_are_visible() -> None:
-    gpus = NvmlGpus(FakeNvml(), lambda: {"GPU-1": "cuda:0"})  # as with CUDA_VISIBLE_DEVICES=1
+    gpus = NvmlGpus(NvmlStub(), lambda: {"GPU-1": "cuda:0"})  # as with CUDA_VISIBLE_DEVICES=1
     hidden, visible = gpus.facts()
     assert (hidden.device, visible.device) == (None, "cuda:0")
     assert gpus.driver == "580.95" and visible.capability == "9.0"
@@ -153,9 +119,11 @@ def test_gpus_are_matched_by_uuid_when_only_some_are_visible() -> None:
 
 
 def test_an_unreadable_gpu_meter_is_none_and_named() -> None:
-    meters = Meters(torch.device("cuda:0"), NvmlGpus(FakeNvml(), lambda: {"GPU-0": "cuda:0"}))
-    assert meters.read().energy_j is None and meters.read().power_w == 123.4
-    assert "energy_j" in meters.why_unavailable and "cuda:0" in meters.why_unavailable
+    meters = Meters(
+        torch.device("cuda:0"), NvmlGpus(NvmlStub(unknown=("nvmlDeviceGetTemperature",)), lambda: {"GPU-1": "cuda:0"})
+    )
+    assert meters.read().temperature_c is None and meters.read().power_w == 123.4
+    assert "temperature_c" in meters.why_unavailable and "cuda:0" in meters.why_unavailable
 
 
 def test_without_nvml_everything_is_unavailable_with_a_reason() -> None:

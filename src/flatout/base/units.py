@@ -101,6 +101,20 @@ def show_bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def show_joules(value: float) -> str:
+    """0.0136 -> "13.6 mJ"."""
+    for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m")):
+        if abs(value) >= scale:
+            return f"{_significant(value / scale, 3)} {prefix}J"
+    return f"{_significant(value * 1e6, 3)} uJ"
+
+
+def show_energy(joules: float) -> str:
+    """Of a whole run: "312 Wh"."""
+    hours = joules / 3600
+    return f"{_significant(hours / 1e3, 3)} kWh" if hours >= 1e3 else f"{_significant(hours, 3)} Wh"
+
+
 def show_seconds(value: float) -> str:
     if not math.isfinite(value):
         return str(value)

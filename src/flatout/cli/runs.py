@@ -125,9 +125,10 @@ def _note(line: str) -> None:
 
 
 def _show_run(run: str, runs: Path, as_json: bool) -> None:
-    from flatout.base.tree import to_data, to_text
+    from flatout.base.tree import Doc, to_data, to_text
     from flatout.cli.ledger import ledger_doc
     from flatout.runs import verbs
+    from flatout.runs.energy_view import energy_nodes
 
     found = verbs.load(run, runs=runs)
     result = found.result
@@ -149,6 +150,8 @@ def _show_run(run: str, runs: Path, as_json: bool) -> None:
     print(f"\n{found.explain()}\n")
     if "ledger" in result:
         print(to_text(ledger_doc(result)) + "\n")
+        if used := energy_nodes(result, found.plan.prediction.idle_w):
+            print(to_text(Doc(tuple(used))) + "\n")
         for name, value in result["metrics"].items():
             print(f"  {name}: {value}")
 
@@ -162,11 +165,16 @@ def compare(
     """Compare runs: recipe, settings and results."""
     if len(names) < 2:
         raise UsageError(f"runs compare needs two runs or more, got {names[0]}: flatout runs compare {names[0]} last")
-    from flatout.base.tree import to_data, to_text
+    from flatout.base.tree import Doc, TextLine, to_data, to_text
+    from flatout.reporting.energies import energies_nodes
+    from flatout.reporting.story import read_story
     from flatout.store.compare import compare_doc
     from flatout.store.run_folder import find
 
-    doc = compare_doc(*(find(runs, name) for name in names))
+    folders = [find(runs, name) for name in names]
+    doc = compare_doc(*folders)
+    if used := energies_nodes([read_story(folder) for folder in folders]):
+        doc = Doc((*doc.nodes, TextLine(), *used))
     print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 

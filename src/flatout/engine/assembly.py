@@ -98,6 +98,7 @@ class Assembly:
     def release(self) -> None:
         """Stop reading. Rows that were read into a cache stay there."""
         self.feed.release()
+        self.meters.close()
         if self.evaluation is not None:
             self.evaluation.close()
 
@@ -126,7 +127,9 @@ class Assembly:
         )
 
 
-def assemble(job: Job, settings: Settings, folder: Path, events: EventLog, cache: Path | None, together: Together) -> Assembly:
+def assemble(
+    job: Job, settings: Settings, folder: Path, events: EventLog, cache: Path | None, together: Together, meters: Meters
+) -> Assembly:
     """`folder`: of the run. `cache`: where rows that take long to read may be kept."""
     device, world = torch.device(settings.device), together.world
     start_counting(device)
@@ -150,7 +153,6 @@ def assemble(job: Job, settings: Settings, folder: Path, events: EventLog, cache
         events.emit("degraded", what="batch norm", why=OWN)
     step = made.step
     step.passes.warm(world.largest_share(job.batch))
-    meters = Meters(device)
     budget = budget_of(job, meters, together.clock)
     compression = "none" if settings.cache_compression == "auto" else settings.cache_compression  # auto: no plan chose one
     kept = None if cache is None else Cache(cache, disk_bytes(cache, settings.disk_budget), compression)

@@ -91,6 +91,7 @@ class Logbook:
             tokens_per_s=samples_per_s * tokens if tokens > 1 else None,
             memory_bytes=peak_bytes(self._parts.step.device),
             power_w=reading.power_w,
+            **({} if reading.energy_j is None else {"energy_j": round(progress.energy_j, 3)}),
             skipped=progress.skipped,
             elapsed_s=progress.elapsed_s,
         )

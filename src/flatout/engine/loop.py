@@ -9,11 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from flatout.base.errors import UsageError
 from flatout.base.events import EventLog
 from flatout.engine.assembly import assemble
 from flatout.engine.checkpointing import Checkpointing
 from flatout.engine.device import sync_point
+from flatout.engine.energy import EnergyBooks
 from flatout.engine.job import Job
 from flatout.engine.logbook import Evaluations, Logbook
 from flatout.engine.one_process import Together
@@ -23,6 +26,7 @@ from flatout.engine.records import DevicePhases, HostPhases, NoPhases
 from flatout.engine.settings import Settings
 from flatout.engine.shared_cores import SharedCores
 from flatout.engine.surroundings import run_set_up
+from flatout.machine.meters import Meters
 from flatout.measure.clock import synchronize
 from flatout.measure.ledger import Ledger
 from flatout.store.run_folder import RunFolder
@@ -74,8 +78,10 @@ class Loop:
     ) -> None:
         self.job, self.settings, self.folder, self.events = job, settings, folder, events
         self.together, self.world, self.stop, self.watch = together, together.world, together.stop, together.watch
+        meters = Meters(torch.device(settings.device))
         self.ledger = Ledger()
-        self.parts = assemble(job, settings, folder.path, events, cache, together)
+        self.energy = EnergyBooks(self.ledger, meters.energy, self.world, on_host=settings.device == "cpu")
+        self.parts = assemble(job, settings, folder.path, events, cache, together, meters)
         self.parts.say_degraded(events)
         self.parts.step.exchange.at = self.at
         self.checkpointing = Checkpointing(job, settings, folder, events, self.parts, together)
@@ -91,12 +97,15 @@ class Loop:
         if found is not None:
             self.progress = self.checkpointing.restore(found)
             self.ledger.add(self.progress.ledger)
+            self.energy.resume(self.progress.joules)
         self.ledger.lap("setup")
+        self.energy.read()
         self.parts.capture(self.job, self.settings, self.events)
         self.ledger.lap("compile" if self.parts.step.passes.compiled else "setup")
         budget.begin(self.progress)
         self.log.start_at(self.progress)
         self.ledger.lap("setup")
+        self.energy.read()
         if found is None:
             self.events.emit("started", **self.to_come())
             self.save()  # so a rollback always finds one, and how long a save takes is known
@@ -176,10 +185,13 @@ class Loop:
                 write_weights(parts.state, self.folder, checkpointing.checkpoints, best, self.events)
         self.ledger.lap("checkpoint")
         self.phases.attribute(self.ledger)
+        self.energy.split(self.phases.shares())
         if (bad := self.job.data.left_out()[1]) is not None:
             self.events.emit("degraded", what="data", why=bad)
         reason = self.evaluations.early_end(progress) or "budget spent"
-        result = outcome(self.job, parts, checkpointing.saver, progress, self.ledger, reason, self.log.last_loss, self.events)
+        result = outcome(
+            self.job, parts, checkpointing.saver, progress, self.ledger, self.energy, reason, self.log.last_loss, self.events
+        )
         self.events.emit("finished", reason=reason, steps=progress.step, metrics=result["metrics"])
         return result
 
@@ -207,6 +219,7 @@ class Loop:
                 synchronize(device)
             self.parts.report_compiling(self.progress.step)
             self.ledger.lap("compile")
+            self.energy.read()
             self.progress.untimed_samples += size
         self.parts.step.time_phases(self.phases if self.parts.graph is None else NoPhases())
 
@@ -234,8 +247,10 @@ class Loop:
 
     def evaluate(self) -> None:
         self.catch_up()
+        self.energy.read()
         metrics = self.evaluations.metrics(self.progress.step)
         self.ledger.lap("evaluation")
+        self.energy.read()
         if metrics is None:
             self.together.meet(self.checkpointing.wanted, self.progress)
         elif self.evaluations.note(self.progress, metrics):
@@ -244,7 +259,10 @@ class Loop:
     def save(self, *, wait: bool = False, again: bool = False) -> None:
         self.catch_up()
         self.at("checkpoint")
+        self.energy.read()
+        self.progress.joules = self.energy.of_all()
         self.checkpointing.save(self.progress, self.ledger, wait=wait, again=again)
+        self.energy.read()
 
     def catch_up(self) -> None:
         if self.log.behind(self.progress):

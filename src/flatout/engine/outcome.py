@@ -9,16 +9,15 @@ from flatout.base.errors import DamagedCheckpoint
 from flatout.base.events import EventLog
 from flatout.engine.assembly import Assembly
 from flatout.engine.device import peak_bytes
+from flatout.engine.energy import EnergyBooks
 from flatout.engine.job import Job
 from flatout.engine.progress import Progress
 from flatout.engine.saver import Saver
 from flatout.engine.state import TrainState
-from flatout.measure.ledger import Ledger
+from flatout.measure.ledger import TRAINING_ROWS, Ledger
 from flatout.store.run_folder import RunFolder
 from flatout.store.sharded import ShardedCheckpoints
 from flatout.store.sharded_export import export
-
-TRAINING_ROWS = ("data", "forward", "backward", "optimizer", "step", "device wait", "logging")
 
 
 def write_weights(
@@ -44,6 +43,7 @@ def outcome(
     saver: Saver,
     progress: Progress,
     ledger: Ledger,
+    energy: EnergyBooks,
     reason: str,
     last_loss: float | None,
     events: EventLog,
@@ -53,7 +53,7 @@ def outcome(
     samples_per_s = (progress.samples - progress.untimed_samples) / train_s if train_s else 0.0
     tokens = job.data.train.tokens_per_row
     save = saver.times
-    energy = parts.meters.read().energy_j
+    used = _with_rates(energy.result(), job, progress)
     left_out_count, left_out = job.data.left_out()
     metrics = progress.best_metrics if job.early_stop else progress.metrics  # of the weights that were saved
     return {
@@ -71,7 +71,8 @@ def outcome(
         "rollbacks": progress.rollbacks,
         "micro_batch": parts.step.passes.micro_batch or job.batch,
         "peak_memory_bytes": peak_bytes(parts.step.device),
-        "energy_wh": progress.energy_j / 3600 if energy is not None else "unavailable",
+        "energy_wh": used["device"]["joules"] / 3600 if "joules" in used["device"] else "unavailable",
+        "energy": used,
         "cost_usd": parts.budget.cost_usd(progress),
         "checkpoints": {
             "saved": save.count,
@@ -85,3 +86,15 @@ def outcome(
         "events_lost": events.lost,
         "ledger": totals,
     }
+
+
+def _with_rates(used: dict[str, Any], job: Job, progress: Progress) -> dict[str, Any]:
+    """Joules per sample, token and epoch: of training alone, as the speed is."""
+    device = used["device"]
+    samples = progress.samples - progress.untimed_samples
+    if "joules" in device and samples > 0:
+        joules = sum(spent for row, spent in device["by_phase"].items() if row in TRAINING_ROWS) / samples
+        tokens, rows = job.data.train.tokens_per_row, job.data.epoch_rows
+        device["per_sample_j"] = joules
+        device |= ({"per_token_j": joules / tokens} if tokens > 1 else {}) | ({"per_epoch_j": joules * rows} if rows else {})
+    return used

@@ -33,6 +33,7 @@ class Progress:
     best_metrics: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     ledger: dict[str, float] = field(default_factory=dict)
+    joules: dict[str, Any] = field(default_factory=dict)  # by meter and row of the ledger, of all processes
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

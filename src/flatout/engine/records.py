@@ -134,6 +134,7 @@ class Phases(Protocol):
     def mark(self, phase: str) -> None: ...
     def collect(self) -> None: ...
     def attribute(self, ledger: Ledger) -> None: ...
+    def shares(self) -> dict[str, float]: ...
 
 
 class NoPhases:
@@ -148,6 +149,9 @@ class NoPhases:
 
     def attribute(self, ledger: Ledger) -> None:
         pass
+
+    def shares(self) -> dict[str, float]:
+        return {}
 
 
 class HostPhases:
@@ -164,6 +168,9 @@ class HostPhases:
 
     def attribute(self, ledger: Ledger) -> None:
         pass
+
+    def shares(self) -> dict[str, float]:
+        return {}
 
 
 class DevicePhases:
@@ -192,10 +199,14 @@ class DevicePhases:
 
     def attribute(self, ledger: Ledger) -> None:
         """Issuing a step and waiting for it are both time of the device: split it like the sampled steps."""
-        whole = sum(self._spent_ms.values())
-        if whole:
+        if shares := self.shares():
             for row in ("step", "device wait"):
-                ledger.split(row, {phase: spent / whole for phase, spent in self._spent_ms.items()})
+                ledger.split(row, shares)
+
+    def shares(self) -> dict[str, float]:
+        """Of each phase in a step; empty if none was sampled."""
+        whole = sum(self._spent_ms.values())
+        return {phase: spent / whole for phase, spent in self._spent_ms.items()} if whole else {}
 
 
 def _now() -> torch.cuda.Event:

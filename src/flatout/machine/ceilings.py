@@ -50,6 +50,7 @@ class Ceilings:
     disk_read_bytes_per_s: MeasuredRate | None = None
     operator_s: MeasuredRate | None = None
     kernel_s: MeasuredRate | None = None
+    idle_w: MeasuredRate | None = None
     operators: Mapping[str, float | None] = field(default_factory=dict)  # seconds by `Call.key`; None: can't be timed
     gains: Mapping[str, float | None] = field(default_factory=dict)  # by `gain_key`; None: can't be measured
     unavailable: Mapping[str, str] = field(default_factory=dict)
@@ -89,6 +90,7 @@ def measure_ceilings(
     def link(name: str, *, pinned: bool, to_device: bool) -> MeasuredRate | None:
         return measured(name, lambda: rates.link_bytes_per_s(device, limit_s, pinned=pinned, to_device=to_device))
 
+    idle_w = measured("idle_w", lambda: rates.idle_watts(device, limit_s))  # first: nothing is warm yet
     products = {
         name: measured(f"matmul {name}", partial(rates.matmul_flops_per_s, name, device, limit_s, largest))
         for name in rates.MATMUL_DTYPES
@@ -107,6 +109,7 @@ def measure_ceilings(
         disk_read_bytes_per_s=measured("disk_read_bytes_per_s", lambda: rates.disk_bytes_per_s(disk_folder, disk_bytes, 3)),
         operator_s=measured("operator_s", lambda: rates.operator_seconds(device, limit_s)),
         kernel_s=measured("kernel_s", lambda: rates.kernel_seconds(device, limit_s)),
+        idle_w=idle_w,
         unavailable=unavailable,
     )
 

@@ -42,6 +42,15 @@ class GpuFacts:
     ecc: bool | None = None
 
 
+@dataclass(frozen=True)
+class PowerLimits:
+    """In watts: what it is set to, and what it may be set to."""
+
+    now_w: float
+    least_w: float
+    most_w: float
+
+
 class Gpus(Protocol):
     why_absent: str
     driver: str | None
@@ -49,6 +58,16 @@ class Gpus(Protocol):
     def facts(self) -> tuple[GpuFacts, ...]: ...
 
     def read(self, device: torch.device) -> MeterReading: ...
+
+    def energy_j(self, device: torch.device) -> float | None: ...
+
+    def power_w(self, device: torch.device) -> float | None: ...
+
+    def power_limits(self, device: torch.device) -> PowerLimits | None: ...
+
+    def limit_power(self, device: torch.device, watts: float) -> str:
+        """Returns why it could not be set; empty: it is set, for everybody who uses the GPU, until somebody sets another."""
+        ...
 
 
 class NoGpus:
@@ -63,6 +82,18 @@ class NoGpus:
 
     def read(self, device: torch.device) -> MeterReading:
         return MeterReading()
+
+    def energy_j(self, device: torch.device) -> float | None:
+        return None
+
+    def power_w(self, device: torch.device) -> float | None:
+        return None
+
+    def power_limits(self, device: torch.device) -> PowerLimits | None:
+        return None
+
+    def limit_power(self, device: torch.device, watts: float) -> str:
+        return self.why_absent
 
 
 class NvmlGpus:
@@ -81,10 +112,40 @@ class NvmlGpus:
         devices = self._torch_devices()
         return tuple(self._facts(uuid, handle, devices.get(uuid)) for uuid, handle in self._handles.items())
 
-    def read(self, device: torch.device) -> MeterReading:
+    def energy_j(self, device: torch.device) -> float | None:
+        return self._of_one("nvmlDeviceGetTotalEnergyConsumption", device, 1e-3)
+
+    def power_w(self, device: torch.device) -> float | None:
+        return self._of_one("nvmlDeviceGetPowerUsage", device, 1e-3)
+
+    def power_limits(self, device: torch.device) -> PowerLimits | None:
+        now_w = self._of_one("nvmlDeviceGetPowerManagementLimit", device, 1e-3)
+        handle = self._handle_of(device)
+        limits = None if handle is None else self._ask("nvmlDeviceGetPowerManagementLimitConstraints", handle)
+        return None if now_w is None or limits is None else PowerLimits(now_w, limits[0] / 1e3, limits[1] / 1e3)
+
+    def limit_power(self, device: torch.device, watts: float) -> str:
+        handle = self._handle_of(device)
+        if handle is None:
+            return f"NVML does not know {device}"
+        try:
+            self._nvml.nvmlDeviceSetPowerManagementLimit(handle, round(watts * 1e3))
+        except self._nvml.NVMLError as error:
+            return str(error)
+        return ""
+
+    def _of_one(self, question: str, device: torch.device, scale: float) -> float | None:
+        handle = self._handle_of(device)
+        return None if handle is None else _scaled(self._ask(question, handle), scale)
+
+    def _handle_of(self, device: torch.device) -> Any:
         if not self._handle_of_device:
             self._handle_of_device = {name: self._handles.get(uuid) for uuid, name in self._torch_devices().items()}
-        handle = self._handle_of_device.get(str(device))
+        named = f"cuda:{torch.cuda.current_device()}" if device.index is None and self._handle_of_device else str(device)
+        return self._handle_of_device.get(named)
+
+    def read(self, device: torch.device) -> MeterReading:
+        handle = self._handle_of(device)
         if handle is None:
             return MeterReading()
         n = self._nvml

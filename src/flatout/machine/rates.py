@@ -18,6 +18,7 @@ import psutil
 import torch
 from torch import nn
 
+from flatout.machine.energy import device_energy
 from flatout.machine.onednn import onednn_kept
 from flatout.measure.clock import synchronize, time_repeats
 from flatout.measure.counts import count_step
@@ -66,6 +67,27 @@ def matmul_flops_per_s(name: str, device: torch.device, limit_s: float, largest:
             time.sleep(_REST_S)
         seconds = _repeat_for(product, device, limit_s, most=_BURST)
     return [2 * size**3 / s for s in seconds], f"{size} x {size}"
+
+
+def idle_watts(device: torch.device, limit_s: float) -> list[float]:
+    """While nothing runs, with the device open to this process, as it is between two steps."""
+    meter = device_energy(device)
+    if meter.why_unavailable:
+        raise Unavailable(meter.why_unavailable)
+    torch.empty(1, device=device)
+    synchronize(device)
+    time.sleep(_REST_S)
+    found = []
+    for _ in range(3):
+        began_j, began_s = meter.read_j(), time.monotonic()
+        time.sleep(max(limit_s, 5 * meter.resolution_s))
+        ended_j, took_s = meter.read_j(), time.monotonic() - began_s
+        if began_j is not None and ended_j is not None:
+            found.append((ended_j - began_j) / took_s)
+    meter.close()
+    if not found:
+        raise Unavailable(f"the {meter.name} stopped answering")
+    return found
 
 
 def copy_bytes_per_s(device: torch.device, limit_s: float) -> list[float]:

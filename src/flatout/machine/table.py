@@ -25,6 +25,7 @@ _WORDS = {
     "disk_read_bytes_per_s": "disk read",
     "operator_s": "overhead of an operator in a step",
     "kernel_s": "small kernel in a CUDA graph",
+    "idle_w": "power while idle",
 }
 _COLUMNS = (
     TableColumn("name", "", shown=False),
@@ -85,6 +86,8 @@ def _row(name: str, words: str, measured: MeasuredRate | None, show: Show, ceili
 
 
 def _shown_as(name: str) -> Show:
+    if name.endswith("_w"):
+        return lambda value: f"{value:.0f} W"
     return show_seconds if name.endswith("_s") and not name.endswith("_per_s") else lambda value: f"{show_bytes(value)}/s"
 
 

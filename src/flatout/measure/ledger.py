@@ -23,6 +23,7 @@ ROWS = (
     "checkpoint",
     "unattributed",
 )
+TRAINING_ROWS = ("data", "forward", "backward", "optimizer", "step", "device wait", "logging")
 _COLUMNS = (
     TableColumn("row", "where the time went"),
     TableColumn("seconds", "time", right=True),

@@ -6,6 +6,8 @@ computes in turns. With a GPU, calls, computing, copying batches and reading row
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from flatout.engine.job import Job
@@ -22,6 +24,12 @@ Times = dict[str, float]  # seconds by bound
 
 def predict(job: Job, settings: Settings, ceilings: Ceilings | None, *, input_rows_per_s: float | None = None) -> Prediction:
     """`input_rows_per_s`: measured rate of reading rows, if known."""
+    found = _predict(job, settings, ceilings, input_rows_per_s)
+    idle_w = None if ceilings is None else ceilings.idle_w
+    return found if idle_w is None else replace(found, idle_w=idle_w.value)
+
+
+def _predict(job: Job, settings: Settings, ceilings: Ceilings | None, input_rows_per_s: float | None) -> Prediction:
     try:
         work = work_of(job, settings)
     except Exception as error:  # a forward that depends on values can't be traced: no prediction, with the reason

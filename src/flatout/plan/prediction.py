@@ -46,6 +46,7 @@ class Prediction:
     ceiling_bytes_per_s: float | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[OperatorGroup, ...] = ()
+    idle_w: float | None = None  # of the device while nothing runs; None: no meter
     calls_s: float = 0.0  # host time to call the operators ahead of a device; it may be hidden behind the step
 
     def __post_init__(self) -> None:

@@ -14,16 +14,18 @@ import yaml
 
 from flatout.base.errors import StoreError
 from flatout.base.tree import Cell, Charts, Code, Doc, Figure, Figures, Node, Table, TableColumn, TextLine
-from flatout.base.units import show_bytes, show_count, show_flops, show_metric, show_rate, show_seconds, show_share
+from flatout.base.units import show_bytes, show_count, show_energy, show_flops, show_metric, show_rate, show_seconds, show_share
 from flatout.measure.ledger import ROWS, Ledger
 from flatout.plan.explain import explain
 from flatout.plan.receipt_view import receipt_doc
 from flatout.reporting.charts import charts_of
+from flatout.reporting.energies import energies_nodes
 from flatout.reporting.ledger_bar import ledger_picture
 from flatout.reporting.moments import moment_nodes
 from flatout.reporting.speeds import speed_nodes
 from flatout.reporting.story import RunStory
 from flatout.reporting.trials_picture import trials_picture
+from flatout.runs.energy_view import energy_nodes, meter_words
 from flatout.runs.scores import overall
 from flatout.store.compare import compare_doc
 
@@ -43,6 +45,7 @@ def run_doc(story: RunStory) -> Doc:
             *_trials(story),
             *_predictions(story),
             *_ledger(story),
+            *_energy(story),
             *_again(story),
             *_environment(story),
         )
@@ -53,7 +56,7 @@ def runs_doc(stories: Sequence[RunStory]) -> Doc:
     charts, missing = charts_of(stories)
     troubles = [f"{story.name}: {why}" for story in stories for why in story.troubles] + missing
     states = [node for story in stories if story.status != "finished" for node in _state(story, named=True)]
-    nodes: list[Node] = [*states, *_troubles(troubles), *speed_nodes(stories)]
+    nodes: list[Node] = [*states, *_troubles(troubles), *speed_nodes(stories), *energies_nodes(stories)]
     nodes += _curves(charts)
     try:
         nodes += compare_doc(*(story.folder for story in stories)).nodes
@@ -135,11 +138,19 @@ def _figures(story: RunStory) -> list[Figure]:
         figures.append(Figure("peak memory", show_bytes(size)))
     energy, cost = result.get("energy_wh"), result.get("cost_usd")
     if energy is not None:
-        words = "unavailable" if not isinstance(energy, int | float) else f"{energy:.3g} Wh"
-        figures.append(Figure("energy", words, "the device has no meter that can be read" if words == "unavailable" else ""))
+        words = "unavailable" if not isinstance(energy, int | float) else show_energy(energy * 3600)
+        figures.append(Figure("energy", words, _meter(result)))
     if isinstance(cost, int | float):
         figures.append(Figure("cost", f"${cost:.2f}"))
     return figures
+
+
+def _meter(result: Mapping[str, Any]) -> str:
+    """Which meter it was, or why there is none."""
+    device = (result.get("energy") or {}).get("device") or {}
+    if "joules" in device:
+        return meter_words(device)
+    return str(device.get("why") or "the device has no meter that can be read")
 
 
 def _title(name: str) -> str:
@@ -227,6 +238,11 @@ def _ledger(story: RunStory) -> list[Node]:
         if isinstance(node, Table)
     ]
     return [TextLine("Where the time went", strong=True), drawn, *tables]
+
+
+def _energy(story: RunStory) -> list[Node]:
+    nodes = energy_nodes(story.result, None if story.plan is None else story.plan.prediction.idle_w)
+    return [TextLine("Energy", strong=True), *nodes] if nodes else []
 
 
 def _again(story: RunStory) -> list[Node]:

@@ -83,7 +83,7 @@ def _outcome(result: Mapping[str, Any]) -> dict[str, Any]:
         key: result.get(key)
         for key in ("status", "steps", "samples", "train_seconds", "samples_per_s", "tokens_per_s", "peak_memory_bytes")
     }
-    return {**plain, **(result.get("metrics") or {})}
+    return {**plain, "cost_usd": result.get("cost_usd"), **(result.get("metrics") or {})}
 
 
 def _letter(place: int) -> str:
