@@ -26,9 +26,9 @@ from flatout.packaging.own_data import data_behind
 from flatout.packaging.package import Package, open_package
 from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 from flatout.recipe.load import read_recipe
+from flatout.shrinking.making import Shrunk
 from flatout.shrinking.metric import metrics_of
 from flatout.shrinking.rows import CALIBRATING, JUDGING, RowSets, rows_of_run
-from flatout.shrinking.verb import Shrunk, shrink
 from flatout.shrinking.workshop.answers import costs_of, with_log_probabilities
 from flatout.shrinking.workshop.bench import SOURCE
 from flatout.shrinking.workshop.workshop import Workshop
@@ -130,7 +130,7 @@ def measured(report: Report, name: str, package: Package, batch: int, asked: Any
     rows = rows_of_run(package, data_behind(package, place / "cache"))
     out = place / f"shrunk-{name}-{batch}"
     began_s = time.perf_counter()
-    made: Shrunk = shrink(package, out, batches=(batch,), cache=place / "cache", within=asked.search, training="off")
+    made: Shrunk = fo.shrink(package, out, batch=batch, cache=place / "cache", within=asked.search, training="off")
     took_s = time.perf_counter() - began_s
     print(f"{name}, batch {batch}: {made.sentence}", file=sys.stderr)
     report.conditions[f"{name}, batch {batch}"] = {"sentence": made.sentence, "kept": list(made.kept), "search_s": took_s}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flatout.runs.rates.verb import find_lr as find_lr
     from flatout.runs.record import Run as Run
     from flatout.runs.verbs import explain as explain
+    from flatout.shrinking.verb import shrink as shrink
     from flatout.tuning.verb import tune as tune
 
 __version__ = "0.1.0"
@@ -54,6 +55,7 @@ __all__ = [
     "predict",
     "report",
     "run",
+    "shrink",
     "summary",
     "tune",
 ]
@@ -76,6 +78,7 @@ _HOMES = {
     "predict": "flatout.packaging.verbs",
     "report": "flatout.reporting.verb",
     "run": "flatout.notebook.start",
+    "shrink": "flatout.shrinking.verb",
     "summary": "flatout.runs.layers.summary",
     "tune": "flatout.tuning.verb",
 }

@@ -70,6 +70,9 @@ class Script:
         np.savez(file, wrong=wrong)
         return {"file": str(file), "rows": self.rows}
 
+    def _sizes(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        return {"sizes": {str(size): {"error": 0.01, "judged": 0.01} for size in question["sizes"]}}
+
     def _error(self, question: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": self.error(self.made[question["name"]])}
 
@@ -79,7 +82,8 @@ class Script:
 
 
 def search_of(script: Script, *, goal: str | None = None, margin: float | None = None, batches: tuple[int, ...] = (1,),
-              without: Mapping[str, str] | None = None, training_s: float = 0.0) -> ShrinkSearch:  # fmt: skip
+              without: Mapping[str, str] | None = None, training_s: float = 0.0,
+              low_rank: bool = False) -> ShrinkSearch:  # fmt: skip
     """Two changes by layer, and one of weights alone; `without` says of some why they do not apply."""
     changes = {
         name: {value: {"why_not": (without or {}).get(name), "layers": layers}}
@@ -87,6 +91,8 @@ def search_of(script: Script, *, goal: str | None = None, margin: float | None =
             ("int8_dynamic", "", LAYERS), ("int8_static", "", LAYERS), ("weights", "int8", [])
         )
     }  # fmt: skip
+    if low_rank:
+        changes["low_rank"] = {value: {"why_not": None, "layers": LAYERS} for value in ("99.9%", "99%")}
     said: list[str] = []
     wanted, metrics, limit = parse_goal(goal), metrics_of("classify", margin), TimeLimit(600.0)
     trials = ShrinkTrials(script.ask, metrics, batches, wanted, SOURCE_BYTES, limit, said.append)

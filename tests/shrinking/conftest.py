@@ -16,6 +16,7 @@ from flatout.packaging.export import export
 from flatout.packaging.own_data import data_behind
 from flatout.packaging.package import Package, open_package
 from flatout.shrinking.rows import RowSets, rows_of_run
+from flatout.shrinking.workshop.workshop import Workshop
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     y = random.integers(0, 4, 3000)
     high, wide = np.meshgrid(np.arange(8), np.arange(8), indexing="ij")
     waves = np.stack([np.sin(place * 1.5) for place in (high, wide, high + wide, high - wide)])
-    x = (waves[y] * 90 + 128 + random.normal(0, 25, (3000, 8, 8))).clip(0, 255).astype(np.uint8)
+    x = (waves[y] * 90 + 128 + random.normal(0, 90, (3000, 8, 8))).clip(0, 255).astype(np.uint8)
     file = tmp_path_factory.mktemp("data") / "pictures.npz"
     np.savez(file, x=x, y=y)
     return {"arrays": str(file), "normalize": "auto", "holdout": 0.5}
@@ -62,6 +63,13 @@ def package(run: fo.Run, tmp_path_factory: pytest.TempPathFactory) -> Package:
 @pytest.fixture(scope="session")
 def rows(package: Package) -> RowSets:
     return rows_of_run(package, data_behind(package, None))
+
+
+@pytest.fixture
+def workshop(package: Package, rows: RowSets) -> Iterator[Workshop]:
+    with Workshop(package, rows, "classify", isolated=False) as made:
+        made.serve_with("onnxruntime")
+        yield made
 
 
 @pytest.fixture

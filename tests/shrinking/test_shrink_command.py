@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gating import smaller
 
 import flatout as fo
 from flatout.base.answering_child import CRASHED, NoAnswer
@@ -20,7 +21,8 @@ from flatout.base.errors import FlatoutError, MissingExtra, UsageError
 from flatout.packaging.export import export
 from flatout.packaging.onnx_libraries import library
 from flatout.packaging.package import Package, open_package
-from flatout.shrinking import verb
+from flatout.shrinking import making
+from flatout.shrinking.making import make_smaller
 from flatout.shrinking.rows import RowSets, rows_of_run
 from flatout.shrinking.views.receipt import shrink_doc
 from flatout.shrinking.workshop.bench import CandidateBench
@@ -45,7 +47,7 @@ def _arm(name: str, turns: int) -> dict[str, Any]:
 
 
 def test_a_faster_package_answers_like_its_source(package: Package, as_if_fast: None, command: Command) -> None:
-    made = verb.shrink(package, "shrunk", margin=1.0, batches=(1, 64), training="off", isolated=False)
+    made = smaller(package, margin=1.0, batch=(1, 64), training="off")
     assert made.kept == ("int8 static",) and made.goal_met
     assert re.search(r"3\.00x as fast at batch 1.*smaller.*accuracy", made.sentence)
 
@@ -82,7 +84,7 @@ def test_where_nothing_pays_the_package_is_unchanged_and_one_sentence_says_why(
 ) -> None:
     monkeypatch.setattr(CandidateBench, "_time", lambda self, first, second, batch, turns, most_s: {
         "first": _arm("source", turns), "second": _arm("other", turns)})  # fmt: skip
-    made = verb.shrink(package, "shrunk", training="off", isolated=False)
+    made = smaller(package, training="off")
     assert made.kept == () and made.sentence.startswith("nothing pays; the best was int8")
     x = np.zeros((3, 8, 8), np.uint8)
     assert torch.equal(open_package(Path("shrunk")).predict(x)["probabilities"], package.predict(x)["probabilities"])
@@ -91,7 +93,7 @@ def test_where_nothing_pays_the_package_is_unchanged_and_one_sentence_says_why(
 
 def test_a_goal_that_is_not_met_offers_the_nearest_point(package: Package, as_if_fast: None, command: Command,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setattr(verb.shrink, "__kwdefaults__", {**verb.shrink.__kwdefaults__, "isolated": False})
+    monkeypatch.setattr(make_smaller, "__kwdefaults__", {**make_smaller.__kwdefaults__, "isolated": False})
     code, out, errors = command("shrink", package.path, "--goal", "speed 20x", "--margin", "1", "--training", "off", "--quiet")
     assert code == 1 and "the goal is not met; shrunk has the nearest package" in errors
     assert "The goal speed 20x is not met: 3.00x is the nearest that is as accurate" in out
@@ -141,7 +143,7 @@ def test_a_run_without_held_out_rows_says_what_to_set(command: Command) -> None:
     with pytest.raises(UsageError, match=r"has no held-out rows.*holdout: 0.2.*--data"):
         rows_of_run(open_package(Path("package")), data)
     np.savez("held.npz", x=x, y=y)
-    made = verb.shrink(open_package(Path("package")), "shrunk", data="held.npz", training="off", isolated=False)
+    made = smaller(open_package(Path("package")), data="held.npz", training="off")
     assert made.about["rows"]["judging"] == 48 and "three quarters of held.npz" in made.about["rows"]["origin"]
 
 
@@ -151,9 +153,9 @@ def test_without_onnxruntime_the_extra_is_named(package: Package, monkeypatch: p
             raise MissingExtra(name, "export", need)
         return library(name, need)
 
-    monkeypatch.setattr(verb, "library", missing)
+    monkeypatch.setattr(making, "library", missing)
     with pytest.raises(FlatoutError, match=r"shrink needs onnxruntime.*pip install 'flatout\[export\]'"):
-        verb.shrink(package, "shrunk")
+        fo.shrink(package)
 
 
 def test_a_package_without_onnx_says_why(run: fo.Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +164,52 @@ def test_a_package_without_onnx_says_why(run: fo.Run, monkeypatch: pytest.Monkey
     monkeypatch.setattr(exporting, "_write_onnx", lambda *given: None)
     export(run, Path("plain"))
     with pytest.raises(FlatoutError, match=r"has no model.onnx, which shrink starts from: the package has no model.onnx"):
-        verb.shrink(open_package(Path("plain")), "shrunk")
+        fo.shrink("plain")
+
+
+def test_a_quantiser_whose_file_can_not_be_read_back_is_a_failed_trial(
+    package: Package, as_if_fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def torn(model: Any, out: Path, **given: Any) -> None:
+        out.write_bytes(model.SerializeToString()[:100])
+
+    monkeypatch.setattr(library("onnxruntime.quantization"), "quantize_dynamic", torn)
+    made = smaller(package, margin=1.0, training="off")
+    dynamic = next(one for one in made.receipt.entries if one.name == "int8_dynamic")
+    assert dynamic.verdict == "rejected" and dynamic.why.startswith("failed: DecodeError")
+    assert made.kept and made.kept[0].startswith("int8 static"), "the search goes on"
+
+
+def test_a_model_that_can_not_be_written_as_a_graph_says_why(tmp_path: Path) -> None:
+    recipe = fo.Recipe(
+        data=fo.data.arrays(np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32), np.arange(64) % 2),
+        model=Branching(), batch=32, lr=1e-2, budget="2 steps", evaluate=None, settings={"device": "cpu"},
+    )  # fmt: skip
+    with pytest.raises(FlatoutError, match=r"can't write the model as a graph(.|\n)*To export it as code"):
+        fo.shrink(fo.run(recipe, runs=tmp_path, cache=None, planning="off"), cache=None)
+    assert not Path("shrunk").exists()
+
+
+class Branching(torch.nn.Linear):
+    """Which way it goes depends on the values."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def test_a_run_in_python_as_on_the_command_line(run: fo.Run, as_if_fast: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make_smaller, "__kwdefaults__", {**make_smaller.__kwdefaults__, "isolated": False})
+    shrunk = fo.shrink(run, "mine", margin=1.0, goal="p99 2 ms", training="off", cache=Path("cache"))
+    assert shrunk.package.path == Path("mine") and shrunk.goal_met and shrunk.kept == ("int8 static",)
+    assert str(shrunk) == f"mine: {shrunk.sentence}"
+    assert shrunk.about["batches"][0] == 1 < shrunk.about["batches"][1] <= 256, "and what the goal permits"
+    with pytest.raises(UsageError, match="shrink takes a run or a package"):
+        fo.shrink(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--batch takes numbers of rows"):
+        fo.shrink(run, batch=(1, 0))
 
 
 def test_the_receipt_of_an_exported_package_is_refused(package: Package, command: Command) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from answering import Script, ShrinkSteps, search_of
+from gating import smaller
 
 from flatout.base.answering_child import NoAnswer
 from flatout.packaging.package import Package, open_package
-from flatout.shrinking import verb
 from flatout.shrinking.changes.distill import Distill
+from flatout.shrinking.changes.low_rank import LowRank
 from flatout.shrinking.changes.prune import Prune
 from flatout.shrinking.rows import RowSets
 from flatout.shrinking.workshop.bench import CandidateBench
@@ -26,13 +27,6 @@ Command = Callable[..., tuple[int, str, str]]
 PRUNE = {"change": "prune", "value": "50%", "floats": []}
 DISTILL = {"change": "distill", "value": "1/4", "floats": []}
 STATIC = {"change": "int8_static", "value": "", "floats": []}
-
-
-@pytest.fixture
-def workshop(package: Package, rows: RowSets) -> Iterator[Workshop]:
-    with Workshop(package, rows, "classify", isolated=False) as made:
-        made.serve_with("onnxruntime")
-        yield made
 
 
 def right(workshop: Workshop, name: str) -> float:
@@ -71,7 +65,8 @@ def test_a_pruned_package_answers_and_its_receipt_says_what_was_tried(
     monkeypatch.setattr(CandidateBench, "_time", timed)
     monkeypatch.setattr(Prune, "values", ("50%",))
     monkeypatch.setattr(Distill, "values", ())
-    made = verb.shrink(package, "shrunk", margin=2.0, isolated=False)
+    monkeypatch.setattr(LowRank, "values", ())
+    made = smaller(package, margin=2.0)
     assert made.kept[0] == "prune 50%" and len(made.kept) == 2
     assert open_package(Path("shrunk")).predict(package.samples.rows["x"][:8].numpy())["prediction"].shape == (8,)
     code, out, _ = command("receipt", "shrunk")
@@ -93,7 +88,7 @@ def test_ctrl_c_in_a_training_keeps_what_is_proven(package: Package, monkeypatch
         return make(self, lessons, value)
 
     monkeypatch.setattr(Prune, "make", interrupted)
-    made = verb.shrink(package, "shrunk", margin=2.0, isolated=False)
+    made = smaller(package, margin=2.0)
     assert made.is_interrupted and len(made.kept) == 1 and made.kept[0].startswith("int8")
     assert "interrupted" in made.receipt.stopped
 

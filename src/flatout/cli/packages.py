@@ -97,6 +97,7 @@ def package_folder(given: str, runs: Path, say: Callable[[str], None]) -> tuple[
         return Path(given).resolve().name or "model", Path(given)
     from flatout.base.child import Child, Printed
     from flatout.base.errors import ModelError, NotARun
+    from flatout.packaging.verbs import exported_place
     from flatout.runs.record import load
 
     try:
@@ -104,7 +105,7 @@ def package_folder(given: str, runs: Path, say: Callable[[str], None]) -> tuple[
     except NotARun as error:
         raise NotARun(f"{given} is no package, and {error}") from error
     cache = cache_folder()
-    target = (cache if cache is not None else run.path) / "served" / run.folder.identity
+    target = exported_place(run, cache)
     if is_package(target):
         return run.name, target
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,13 @@ def shrink(
             "error (0.5).", show_default=False,
         ),
     ] = None,
-    batch: Annotated[str, typer.Option("--batch", help="Rows in a call, as they are served: 1, or 1,64.")] = "1",
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch", help="Rows in a call, as they are served: 64, or 1,64. Default: 1, and with a goal of latency also what "
+            "that permits.", show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option("--data", help="Labelled rows to judge by, instead of the run's own.", show_default=False),
@@ -57,18 +63,17 @@ def shrink(
     """Make a model smaller and faster here. A change is kept only if it is faster and proven as accurate on held-out rows."""
     from flatout.packaging.folder import check_is_new
     from flatout.packaging.package import open_package
-    from flatout.shrinking.verb import shrink as shrink_package
+    from flatout.shrinking.making import make_smaller
+    from flatout.shrinking.request import ShrinkRequest
 
     if html is not None:
         check_page_path(html)
     check_is_new(out)
-    sizes = _sizes(batch)
+    sizes = None if batch is None else _sizes(batch)
+    request = ShrinkRequest.read(goal, margin, sizes, data, within, training)
     _, folder = package_folder(model, runs, _say)
     say = (lambda line: None) if quiet else _say
-    made = shrink_package(
-        open_package(folder), out, goal=goal, margin=margin, batches=sizes, data=data, within=within,
-        training=training, cache=cache_folder(), say=say,
-    )  # fmt: skip
+    made = make_smaller(open_package(folder), out, request, cache=cache_folder(), say=say)
     show_receipt(made.package, as_json, html)
     if made.is_interrupted:
         raise Stopped("SIGINT", 130, f"interrupted: {out} has what was proven so far")

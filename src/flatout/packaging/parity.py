@@ -63,6 +63,18 @@ def compare(answers: Answers, samples: Samples, tolerance: float = TOLERANCES["f
     return _with(found, batches=batches)
 
 
+def mean_error(made: Mapping[str, Tensor], wanted: Mapping[str, Tensor], rows: int | None = None) -> float:
+    """Of the first `rows`, by default all: of numbers with fractions, relative to values above 1; if an answer has none, the
+    share of values that differ."""
+    floats = [name for name, one in wanted.items() if one.is_floating_point()]
+    far = []
+    for name in floats or wanted:
+        came, right = made[name][:rows].double(), wanted[name][:rows].double()
+        error = _error(came, right) if floats else (came != right).double()
+        far.append(float(error.nan_to_num(nan=torch.inf).mean()))
+    return sum(far) / len(far)
+
+
 def _compared(found: Parity, given: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: int) -> Parity:
     if set(given) != set(expected):
         return _with(found, problem=f"outputs are {', '.join(given)}; expected {', '.join(expected)}")

@@ -21,7 +21,7 @@ from flatout.runs import record
 from flatout.runs.record import Run
 from flatout.runs.trained import CACHE
 
-__all__ = ["explain_package", "export", "load", "predict", "why"]
+__all__ = ["explain_package", "export", "exported_place", "load", "predict", "why"]
 
 
 def load(name: str | Path, *, runs: Path | str = "runs", recipe: Recipe | None = None, **objects: Any) -> Any:
@@ -52,6 +52,11 @@ def export(
     if to != "package":
         raise UsageError(f"to is 'package' or 'onnx', got {to!r}")
     return exporting.export(run, Path(out or "package"), cache=_folder(cache), say=say).package
+
+
+def exported_place(run: Run, cache: Path | None) -> Path:
+    """Where a run's package is kept that is made on the way to something else: the same run is exported once."""
+    return (cache if cache is not None else run.path) / "served" / run.folder.identity
 
 
 def predict(

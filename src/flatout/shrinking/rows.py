@@ -1,7 +1,12 @@
-"""The rows that a shrink needs: some to calibrate, some to tune by, and held-out ones, used for nothing else, to judge by."""
+"""The rows that a shrink needs: some to calibrate, some to tune by, and held-out ones, used for nothing else, to judge by.
+
+A row that is among the held-out ones does not calibrate or tune, even if the data has it twice.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,14 +26,17 @@ _MOST = {CALIBRATING: 2048, TUNING: 20_000, JUDGING: 200_000}
 _MOST_BYTES = 512 << 20
 _AT_ONCE = 4096
 _SEED = 7
+_LEAK = 0.5  # of the rows that calibrate and tune: if so many are held out too, the parts were not split
 
 
 @dataclass(frozen=True)
 class RowSets:
-    """Prepared rows, inputs of the program and `y`. `origin` says where the judging rows come from."""
+    """Prepared rows, inputs of the program and `y`. `origin` says where the judging rows come from; `repeated` how many rows
+    were taken out of the others because they are among them."""
 
     sets: dict[str, Batch]
     origin: str
+    repeated: int = 0
 
     def count(self, name: str) -> int:
         return len(self.sets[name]["y"])
@@ -54,7 +62,7 @@ def rows_of_run(package: Package, data: Data) -> RowSets:
         TUNING: prepared_rows(package, parts["train"], some[few:]),
         JUDGING: prepared_rows(package, parts[held_out], _shuffled(len(parts[held_out]), _MOST[JUDGING])),
     }
-    return RowSets(sets, f"the {held_out} part of the run's data")
+    return _apart(sets, f"the {held_out} part of the run's data")
 
 
 def rows_of_file(package: Package, source: Source, name: str) -> RowSets:
@@ -66,7 +74,35 @@ def rows_of_file(package: Package, source: Source, name: str) -> RowSets:
     sets = {
         which: prepared_rows(package, source, rows) for which, rows in zip((CALIBRATING, TUNING, JUDGING), picked, strict=True)
     }
-    return RowSets(sets, f"three quarters of {name}")
+    return _apart(sets, f"three quarters of {name}")
+
+
+def _apart(sets: dict[str, Batch], origin: str) -> RowSets:
+    """Without rows that calibrate or tune and are held out too. Where most rows have copies everywhere, because there are few
+    different ones, they stay: leaving them out would leave none."""
+    judged = Counter(_marks(sets[JUDGING]))
+    copies = {name: torch.tensor([mark in judged for mark in _marks(sets[name])]) for name in (CALIBRATING, TUNING)}
+    repeated = sum(int(one.sum()) for one in copies.values())
+    total = sum(len(one) for one in copies.values())
+    if repeated > _LEAK * total:
+        if len(judged) > _LEAK * judged.total():
+            raise DataError(
+                f"{repeated / total:.0%} of the rows for calibration and choices are also in {origin}, on which nothing can be "
+                "proven then: split the data anew, or give other labelled rows with --data"
+            )
+        return RowSets(sets, origin)
+    apart = {
+        name: {key: column[~copies[name]] for key, column in sets[name].items()} if name in copies else sets[name]
+        for name in sets
+    }
+    return RowSets(apart, origin, repeated) if all(len(one["y"]) for one in apart.values()) else RowSets(sets, origin)
+
+
+def _marks(rows: Batch) -> Iterator[int]:
+    """A number for each row, the same for the same content."""
+    columns = [column.contiguous().reshape(len(column), -1).numpy() for column in rows.values()]
+    for place in range(len(rows["y"])):
+        yield hash(b"".join(column[place].tobytes() for column in columns))
 
 
 def _shuffled(count: int, most: int) -> Tensor:

@@ -1,5 +1,5 @@
 """What a shrink tries, in which order: changes of the whole model on the shared search, then with layers in float32; then
-smaller models that are trained, each with the change that was kept before and, if it is kept, with the others."""
+models with fewer weights, factored or trained, each with the change that was kept before and, if it is kept, with the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatout.measure.search import Confirmation, Search
 from flatout.measure.standing import median_s
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import TrialRecord, entry_of
-from flatout.shrinking.changes.all import CHANGES, TRAINED
+from flatout.shrinking.changes.all import CHANGES, TRAINED, comes_first
 from flatout.shrinking.fallback import Fallback
 from flatout.shrinking.goal import ShrinkGoal
 from flatout.shrinking.step import ShrinkStep, ShrinkSteps, named
@@ -43,9 +43,11 @@ class ShrinkSearch:
         self._batches, self._time_limit, self._say = tuple(batches), time_limit, say
         self._record = TrialRecord()
         self._trained = trained
-        self._steps = [ShrinkStep(name, value) for name, value in self._in_order()]
+        every = [ShrinkStep(name, value) for name, value in self._in_order()]
+        self._steps = [step for step in every if not comes_first(step.change)]
+        self._firsts = [step for step in every if comes_first(step.change)]  # without a training
         self._left: list[ShrinkSteps] = [(step,) for step in self._steps]  # candidates
-        self._training: ShrinkStep | None = None  # the trained step of the candidates that are tried now
+        self._first: ShrinkStep | None = None  # the first step of the candidates that are tried now
         self._unproven: set[ShrinkStep] = set()  # steps of candidates that were not accurate enough
         self._fallbacks: dict[ShrinkSteps, int] = {}
         self.tried: dict[ShrinkSteps, Tried] = {}
@@ -72,23 +74,33 @@ class ShrinkSearch:
             return None
         if self._left:
             return ShrinkOption(self._left.pop(0))
-        self._end_of_trained(standing)
-        if (why := self._trials.why_no_proof()) is not None:
-            self._trained.leave_all(f"no smaller model could be proven as accurate: {why}")
-        step = self._trained.next_step()
+        self._end_of_first(standing)
+        step = self._firsts.pop(0) if self._firsts else self._next_trained()
         if step is None:
             return None
-        self._training = step
-        before = tuple(one for one in standing.state if one.change not in TRAINED)
+        self._first = step
+        before = tuple(one for one in standing.state if not comes_first(one.change))
         if before:
             self._left.append((step,))  # alone, if the two lose too much together
         return ShrinkOption((step, *before), self._trained.takes_s(step))
 
-    def _end_of_trained(self, standing: ShrinkStanding) -> None:
-        """Nothing more is tried with the last trained step: if that was for its accuracy, no smaller model is trained."""
-        step, self._training = self._training, None
-        if step is not None and step not in standing.state and self._unproven.intersection({step}):
+    def _next_trained(self) -> ShrinkStep | None:
+        if (why := self._trials.why_no_proof()) is not None:
+            self._trained.leave_all(f"no smaller model could be proven as accurate: {why}")
+        return self._trained.next_step()
+
+    def _end_of_first(self, standing: ShrinkStanding) -> None:
+        """Nothing more is tried with the last first step: if that was for its accuracy, nothing that cuts more is."""
+        step, self._first = self._first, None
+        if step is None or step in standing.state or step not in self._unproven:
+            return
+        if step.change in TRAINED:
             self._trained.not_accurate(step)
+            return
+        for more in [one for one in self._firsts if one.change == step.change]:
+            self._firsts.remove(more)
+            why = f"{step.named} is not proven as accurate, and this cuts more"
+            self._record.add(Entry(more.change, more.value, None, UNTRIED, why))
 
     def why_no_more(self, standing: ShrinkStanding) -> str:
         if self._is_met(standing):
@@ -101,8 +113,9 @@ class ShrinkSearch:
         over = "interrupted" if self.is_interrupted else "no time left"
         why = "the goal was met before" if self._is_met(standing) else over
         for state in self._left:
-            if state[-1] != self._training:  # it was tried with another change
+            if state[-1] != self._first:  # it was tried with another change
                 yield Entry(_name(state), state[-1].value, None, UNTRIED, why)
+        yield from (Entry(step.change, step.value, None, UNTRIED, why) for step in self._firsts)
         yield from self._trained.rest(why)
 
     def _is_met(self, standing: ShrinkStanding) -> bool:
@@ -150,12 +163,12 @@ class ShrinkSearch:
         if attempt.judgement.rejection is Rejection.UNPROVEN:
             self._unproven.update(option.state)
             self._fall_back(option)
-        elif attempt.judgement.kept and option.state[0] == self._training:
+        elif attempt.judgement.kept and option.state[0] == self._first:
             self._left = [state for step in self._steps if (state := (option.state[0], step)) not in self.tried]
 
     def _fall_back(self, option: ShrinkOption) -> None:
         step, checks = option.step, self._trials.checks.get(option.state, [])
-        if step.change in TRAINED or not CHANGES[step.change].is_by_layer:
+        if comes_first(step.change) or not CHANGES[step.change].is_by_layer:
             return
         if any(one.is_open for one in checks) or self._time_limit.is_over:
             return

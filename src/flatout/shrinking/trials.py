@@ -32,6 +32,8 @@ _TURNS_S, _FINAL_S = 4.0, 6.0
 _PATIENCE_S = 600.0
 _TRAINING_PATIENCE = 5.0  # times the predicted time
 JUDGED_BATCH = 64
+_OTHER_SIZES = (1, 7)  # an odd one has a rest in every kernel
+_AS_FAR, _NEAR = 3.0, 1e-3  # a change's error may be so much larger in calls of other sizes
 
 Ask = Callable[[Mapping[str, Any], float], dict[str, Any]]
 
@@ -179,6 +181,8 @@ class ShrinkTrials:
     def prove(self, option: ShrinkOption, attempt: ShrinkAttempt, proven: ShrinkStanding) -> ShrinkAttempt:
         """Against the source, whatever was kept before: losses would add up."""
         try:
+            if (odd := self._why_odd(attempt.result.name)) is not None:
+                return attempt.rejected(Rejection.DIFFERENT, odd)
             source, costs = self._costs_of(SOURCE), self._costs_of(attempt.result.name)
         except NoAnswer as none:
             failed = replace(attempt.result, failure=none.kind, why=str(none))
@@ -204,6 +208,24 @@ class ShrinkTrials:
         proof = {"passed": True, "why": "; ".join(words), "test": checks[0].test}
         return replace(attempt, judgement=replace(attempt.judgement, why=why), proof=proof)
 
+    def _why_odd(self, name: str) -> str | None:
+        """A server calls with any number of rows up to the largest. What is proven in batches of one size has to hold there."""
+        judged = self._judged_batch
+        sizes = [one for one in sorted({*_OTHER_SIZES, *self._batches}) if one != judged]
+        told = self._ask({"ask": "sizes", "name": name, "judged": judged, "sizes": sizes}, _PATIENCE_S)["sizes"]
+        for size in sizes:
+            here, there = told[str(size)]["error"], told[str(size)]["judged"]
+            if not here <= _AS_FAR * there + _NEAR:
+                return (
+                    f"its answers depend on the rows in a call: in calls of {size} they are {here:.2g} away from the source's, "
+                    f"in calls of {judged} {there:.2g}"
+                )
+        return None
+
+    @property
+    def _judged_batch(self) -> int:
+        return max(JUDGED_BATCH, *self._batches)
+
     def why_no_proof(self) -> str | None:
         """Why the next look can't show that a candidate is as accurate, even one that answers as the source does."""
         costs = self._costs_of(SOURCE)
@@ -214,8 +236,8 @@ class ShrinkTrials:
 
     def _costs_of(self, name: str) -> Costs:
         if name not in self._costs:
-            batch = max(JUDGED_BATCH, *self._batches)
-            told = self._ask({"ask": "judge", "name": name, "which": JUDGING, "batch": batch}, _PATIENCE_S)
+            question = {"ask": "judge", "name": name, "which": JUDGING, "batch": self._judged_batch}
+            told = self._ask(question, _PATIENCE_S)
             with np.load(told["file"]) as kept:
                 self._costs[name] = {key: kept[key] for key in kept.files}
         return self._costs[name]

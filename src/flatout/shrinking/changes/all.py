@@ -8,12 +8,17 @@ from flatout.shrinking.changes.distill import Distill
 from flatout.shrinking.changes.float16 import Float16
 from flatout.shrinking.changes.int8_dynamic import Int8Dynamic
 from flatout.shrinking.changes.int8_static import Int8Static
+from flatout.shrinking.changes.low_rank import LowRank
 from flatout.shrinking.changes.prune import Prune
 from flatout.shrinking.changes.small_weights import SmallWeights
 from flatout.shrinking.changes.trained import TrainedChange
 
 CHANGES: dict[str, ModelChange] = {
-    one.name: one for one in (Int8Dynamic(), Int8Static(), Float16(), Bfloat16(), SmallWeights())
+    one.name: one for one in (Int8Dynamic(), Int8Static(), Float16(), Bfloat16(), SmallWeights(), LowRank())
 }
 TRAINED: dict[str, TrainedChange] = {one.name: one for one in (Prune(), Distill())}
-"""These come first in a candidate, and those of CHANGES after them."""
+
+
+def comes_first(name: str) -> bool:
+    """In a candidate; the other changes start from what it made."""
+    return name in TRAINED or CHANGES[name].comes_first

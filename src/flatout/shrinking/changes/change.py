@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from flatout.data.source import Batch
 
@@ -29,6 +32,10 @@ class Material(Protocol):
         """Of values inside of the model, on as many calibration rows as it takes."""
         ...
 
+    def moments(self, tensors: Sequence[str]) -> Mapping[str, npt.NDArray[np.float64]]:
+        """The mean of x xT over calibration rows, for the last dimension of these values; without those that are too wide."""
+        ...
+
     def error_of(self, model: onnx.ModelProto) -> float:
         """The mean difference of its outputs from those of `model`, on tuning rows."""
         ...
@@ -50,6 +57,8 @@ class ModelChange(ABC):
     is_by_layer: ClassVar[bool] = False
     only_for_size: ClassVar[bool] = False
     """Computes as before, from smaller weights."""
+    comes_first: ClassVar[bool] = False
+    """Others are tried on top of it, as they are on a smaller model that was trained."""
 
     @abstractmethod
     def why_not(self, model: onnx.ModelProto, value: str) -> str | None:

@@ -34,6 +34,6 @@ class Int8Dynamic(ModelChange):
             out = Path(folder) / "made.onnx"
             quantization.quantize_dynamic(
                 material.model, out, op_types_to_quantize=list(PRODUCTS), per_channel=True,
-                weight_type=quantization.QuantType.QInt8, nodes_to_exclude=with_product_names(list(floats)),
+                weight_type=quantization.QuantType.QInt8, nodes_to_exclude=with_product_names(floats),
             )  # fmt: skip
             return ChangedModel(library("onnx").load(out))

@@ -10,7 +10,7 @@ import numpy as np
 from flatout.base.errors import ModelError
 from flatout.packaging.onnx_libraries import library
 from flatout.shrinking.changes.change import ChangedModel, Material, ModelChange
-from flatout.shrinking.changes.layers import CONVOLUTIONS, PRODUCTS, layers_of, names_of
+from flatout.shrinking.changes.layers import CONVOLUTIONS, PRODUCTS, is_among, layers_of, names_of
 from flatout.shrinking.changes.quiet import without_advice
 from flatout.shrinking.changes.ranges import METHODS
 
@@ -38,7 +38,7 @@ class Int8Static(ModelChange):
         every = layers_of(model, (*CONVOLUTIONS, *PRODUCTS))
         between = [node for node in model.graph.node if node.op_type in _BETWEEN and node.name]
         ranges = material.ranges(_float_values(model, [*every, *between]))
-        layers = [node for node in every if node.name not in floats]
+        layers = [node for node in every if not is_among(node.name, floats)]
         empty = set(ranges.empty)
         blind = [node.name for node in layers if empty.intersection((node.input[0], node.output[0]))]
         quantised = [node.name for node in (*layers, *between) if not empty.intersection((*node.input[:1], *node.output))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
 
 PRODUCTS = ("MatMul", "Gemm")
 CONVOLUTIONS = ("Conv",)
+FACTOR = "/factor"  # ends the name of the first of two factors of a layer, whose second one has its name
 
 
 def layers_of(model: onnx.ModelProto, kinds: tuple[str, ...]) -> list[onnx.NodeProto]:
@@ -28,6 +30,11 @@ def names_of(model: onnx.ModelProto, kinds: tuple[str, ...]) -> list[str]:
     return [node.name for node in layers_of(model, kinds)]
 
 
-def with_product_names(floats: tuple[str, ...] | list[str]) -> list[str]:
+def is_among(name: str, layers: Sequence[str]) -> bool:
+    """Both factors of a layer are meant by its name."""
+    return name.removesuffix(FACTOR) in layers
+
+
+def with_product_names(floats: Sequence[str]) -> list[str]:
     """A Gemm becomes a MatMul of another name before it is quantised."""
-    return [*floats, *(f"{name}_MatMul" for name in floats)]
+    return [f"{name}{end}" for name in floats for end in ("", "_MatMul", FACTOR)]

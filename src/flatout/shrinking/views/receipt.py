@@ -75,9 +75,15 @@ def _judged(about: Mapping[str, Any]) -> str:
     rows, metrics = about["rows"], "; ".join(one["words"] for one in about["metrics"])
     return (
         f"Judged on {rows['judging']:,} rows, {rows['origin']}: {metrics}. {rows['calibrating']:,} other rows for calibration, "
-        f"{rows['tuning']:,} for choices. Looks at the judging rows: {about['looks']}, each at a stricter level. "
+        f"{rows['tuning']:,} for choices{_repeated(rows)}. "
+        f"Looks at the judging rows: {about['looks']}, each at a stricter level. "
         f"Goal: {about['goal']['words']}; rows in a call: {', '.join(map(str, about['batches']))}."
     )
+
+
+def _repeated(rows: Mapping[str, Any]) -> str:
+    count = rows.get("repeated", 0)  # packages of earlier versions don't say
+    return f"; {count:,} left out, as they are among the judging rows too" if count else ""
 
 
 def _source_row(about: Mapping[str, Any]) -> dict[str, Any]:

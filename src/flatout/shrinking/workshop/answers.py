@@ -33,6 +33,14 @@ def costs_of(objective: str, run: Run, rows: Batch, size: int) -> Costs:
     return {name: torch.cat(some).numpy().astype(np.float64) for name, some in pieces.items()}
 
 
+def in_batches(run: Run, rows: Batch, size: int) -> dict[str, Tensor]:
+    pieces: dict[str, list[Tensor]] = {}
+    for start in range(0, len(next(iter(rows.values()))), size):
+        for name, column in run({key: one[start : start + size] for key, one in rows.items()}).items():
+            pieces.setdefault(name, []).append(column.cpu().clone())
+    return {name: torch.cat(some) for name, some in pieces.items()}
+
+
 def _classes(made: Mapping[str, Tensor], y: Tensor) -> dict[str, Tensor]:
     return {WRONG: _mean_of_rows((made["prediction"] != y.reshape(made["prediction"].shape)).double())}
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,24 +18,28 @@ from torch import Tensor
 from flatout.base.errors import ModelError
 from flatout.packaging.onnx_libraries import library
 from flatout.packaging.package import Package, open_package
-from flatout.packaging.parity import compare
+from flatout.packaging.parity import compare, mean_error
 from flatout.packaging.runtimes.choice import runtime_named
 from flatout.packaging.runtimes.eager import EagerRuntime
 from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 from flatout.packaging.runtimes.runtime import Runtime
-from flatout.shrinking.changes.all import CHANGES, TRAINED
-from flatout.shrinking.changes.change import ChangedModel
+from flatout.shrinking.changes.all import CHANGES, TRAINED, comes_first
 from flatout.shrinking.rows import CALIBRATING, JUDGING, TUNING
-from flatout.shrinking.step import ShrinkStep
+from flatout.shrinking.step import ShrinkStep, ShrinkSteps
 from flatout.shrinking.training.lessons import Lessons
-from flatout.shrinking.workshop.answers import Run, costs_of, with_log_probabilities
+from flatout.shrinking.workshop.answers import Run, costs_of, in_batches, with_log_probabilities
 from flatout.shrinking.workshop.material import PackageMaterial
 from flatout.shrinking.workshop.profile import profiled
 from flatout.shrinking.workshop.turns import in_turns
-from flatout.store.tensors import read_tensors
+from flatout.store.tensors import read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    import onnx
 
 SOURCE, BASE = "source", "base"
 ASKED = "asked.json"
+_SIZE_ROWS = 64
+_POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CPU = torch.device("cpu")
 
 
@@ -44,7 +48,7 @@ class CandidateBench:
         self._folder = folder
         self._asked = json.loads((folder / ASKED).read_text())
         self._runtimes: dict[str, Runtime] = {}
-        self._trained: dict[ShrinkStep, tuple[PackageMaterial, dict[str, Any]]] = {}
+        self._bases: dict[ShrinkSteps, tuple[PackageMaterial, dict[str, Any]]] = {}
         self._made_from: dict[str, PackageMaterial] = {}
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,6 +129,11 @@ class CandidateBench:
         }
         return {"seconds": seconds, "why": why, "changes": changes, "bytes": model.ByteSize()}
 
+    def _permitted(self, most_s: float) -> dict[str, Any]:
+        """The largest batch of the source that takes this long at most."""
+        curve = self._runtime(SOURCE).curve(self._inputs(TUNING), _POWERS)
+        return {"batch": max((point.batch for point in curve if point.median_s <= most_s), default=1)}
+
     def _lessons(self) -> dict[str, Any]:
         """Of each change that trains: how long that takes here, or why it does not apply."""
         try:
@@ -141,32 +150,43 @@ class CandidateBench:
         return {"changes": about}
 
     def _make(self, steps: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-        material, notes = self._material, dict[str, Any]()
-        state = [ShrinkStep.from_dict(one) for one in steps]
-        if state[0].change in TRAINED:
-            material, notes = self._taught(state.pop(0))
-        made = ChangedModel(material.model)
-        for step in state:
-            made = CHANGES[step.change].make(material, step.value, step.floats)
-        content = material.named(made.model).SerializeToString()
+        state = tuple(ShrinkStep.from_dict(one) for one in steps)
+        last = state[-1]
+        material, notes = self._after(state if comes_first(last.change) else state[:-1])
+        model = material.model
+        if not comes_first(last.change):
+            made = CHANGES[last.change].make(material, last.value, last.floats)
+            model, notes = made.model, notes | made.notes
+        content = material.named(model).SerializeToString()
         self._file(name).write_bytes(content)
         self._made_from[name] = material
         self._runtimes.pop(name, None)
         self._runtime(name)  # it can be read back, and has kernels for all operators
-        return {"bytes": len(content), "notes": notes | made.notes}
+        return {"bytes": len(content), "notes": notes}
 
-    def _taught(self, step: ShrinkStep) -> tuple[PackageMaterial, dict[str, Any]]:
-        """Trained once; what comes after it in a candidate starts from its file, in another process too."""
-        if step not in self._trained:
-            folder = self._folder / f"{step.change}-{TRAINED[step.change].values.index(step.value)}"
+    def _after(self, state: ShrinkSteps) -> tuple[PackageMaterial, dict[str, Any]]:
+        """What comes after these steps in a candidate starts from their file, which is made once, for other processes too."""
+        if not state:
+            return self._material, {}
+        if state not in self._bases:
+            *before, step = state
+            folder = self._folder / "-".join(f"{one.change}-{one.value.replace('/', '-')}" for one in state)
             model, facts = folder / "model.onnx", folder / "notes.json"
             if not facts.exists():
-                made = TRAINED[step.change].make(self._lessons_of_run, step.value)
+                made, notes = self._base_of(tuple(before), step)
                 folder.mkdir(exist_ok=True)
-                model.write_bytes(self._lessons_of_run.onnx(made.model).SerializeToString())
-                facts.write_text(json.dumps(made.notes))
-            self._trained[step] = self._material_in(model, folder), json.loads(facts.read_text())
-        return self._trained[step]
+                model.write_bytes(made.SerializeToString())
+                facts.write_text(json.dumps(notes))
+            self._bases[state] = self._material_in(model, folder), json.loads(facts.read_text())
+        return self._bases[state]
+
+    def _base_of(self, before: ShrinkSteps, step: ShrinkStep) -> tuple[onnx.ModelProto, dict[str, Any]]:
+        if step.change in TRAINED:
+            trained = TRAINED[step.change].make(self._lessons_of_run, step.value)
+            return self._lessons_of_run.onnx(trained.model), trained.notes
+        material, notes = self._after(before)
+        made = CHANGES[step.change].make(material, step.value, step.floats)
+        return material.named(made.model), notes | made.notes
 
     def _error(self, name: str) -> dict[str, Any]:
         """Of what was changed last, beside the model that it was made from."""
@@ -183,6 +203,19 @@ class CandidateBench:
         file = self._folder / f"costs-{which}-{name}.npz"
         np.savez(file, **dict(costs))  # type: ignore[arg-type]
         return {"file": str(file), "rows": len(rows["y"])}
+
+    def _sizes(self, name: str, judged: int, sizes: Sequence[int]) -> dict[str, Any]:
+        """How far the outputs are from the source's in batches of each size, and in batches of `judged` on the same rows."""
+        given = self._inputs(TUNING)
+        most = max(_SIZE_ROWS, *sizes)
+        rows = {column: one[:most] for column, one in given.items()}
+        wanted, usual = (in_batches(self._runtime(one).run, rows, judged) for one in (SOURCE, name))
+        found = {}
+        for size in sizes:
+            few = max(_SIZE_ROWS, size)
+            made = in_batches(self._runtime(name).run, {column: one[:few] for column, one in rows.items()}, size)
+            found[str(size)] = {"error": mean_error(made, wanted, few), "judged": mean_error(usual, wanted, few)}
+        return {"sizes": found}
 
     def _answering(self, name: str) -> Run:
         if self._asked["objective"] != "next_token":
@@ -203,8 +236,6 @@ class CandidateBench:
             for start in range(0, min(len(samples), 3 * size), size):
                 some = run({key: column[start : start + size] for key, column in samples.rows.items()})
                 far = max(far, _far(some, {key: one[start : start + size] for key, one in made.items()}))
-        from flatout.store.tensors import write_tensors
-
         file = self._folder / f"outputs-{name}.safetensors"
         write_tensors(file, {key: one.contiguous() for key, one in made.items()})
         return {"file": str(file), "between_batches": far, "from_source": _far(made, samples.outputs)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import onnx
 
 _TUNING_ROWS = 512
+_MOMENT_ROWS, _WIDEST = 512, 4096
 _ERRORS = 3  # threads print nothing below this level
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -51,6 +53,18 @@ class PackageMaterial:
         if key not in self._ranges:
             self._ranges[key] = steady_ranges(self._seen(tensors), FIRST_ROWS)
         return self._ranges[key]
+
+    def moments(self, tensors: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+        found: dict[str, np.ndarray[Any, Any]] = {}
+        counts: dict[str, int] = {}
+        for seen in islice(self._seen(tensors), _MOMENT_ROWS // FIRST_ROWS):
+            for name, values in seen.items():
+                flat = np.asarray(values, np.float64).reshape(-1, values.shape[-1])
+                flat = flat[np.isfinite(flat).all(1)]
+                if flat.shape[1] <= _WIDEST:
+                    found[name] = found.get(name, 0.0) + flat.T @ flat
+                    counts[name] = counts.get(name, 0) + len(flat)
+        return {name: one / counts[name] for name, one in found.items() if counts[name]}
 
     def _seen(self, tensors: Sequence[str]) -> Iterator[Arrays]:
         model, onnx = self.model, library("onnx")
