@@ -7,12 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM
 from page_curves import curves_in
 
 from flatout.reporting.verb import page_of, read_stories
 from flatout.store.run_folder import RunFolder
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 

@@ -1,9 +1,9 @@
 "use strict";
-// Draws the curves of a page from its data block.
-(() => {
+// Draws the curves of a page from its data block. On a live page `load` and `grow` take what is new.
+const curves = (() => {
   const block = document.getElementById("curves");
-  if (!block) return;
-  const { charts, runs, marks, note } = JSON.parse(block.textContent);
+  if (!block) return null;
+  let charts = [], runs = [], marks = [], known = new Map(), most = 0;
   const SVG = "http://www.w3.org/2000/svg";
   const HEIGHT = 230, LEFT = 66, RIGHT = 10, TOP = 10, BOTTOM = 26;
   const place = document.querySelector(".charts");
@@ -37,15 +37,7 @@
   };
   const added = (differences) => { let sum = 0; return differences.map((one) => (sum += one)); };
 
-  for (const run of runs) run.steps = added(run.steps);
   const abscissa = (step, run) => axis === "step" ? step : between(runs[run].steps, runs[run].seconds, step);
-  for (const chart of charts) {
-    for (const series of chart.series) {
-      series.steps = added(series.x);
-      series.bad = added(series.bad || []);
-      series.shown = true;
-    }
-  }
 
   const scaled = (value, units, digits) => {
     const size = Math.abs(value);
@@ -199,6 +191,7 @@
     chart.cursor = rule("cursor", -9, TOP, -9, bottom, svg);
   }
   const redrawAll = () => {
+    if (!charts.length) return;
     const width = charts[0].figure.clientWidth || 480;
     for (const chart of charts) redraw(chart, width);
   };
@@ -289,24 +282,23 @@
     redrawAll();
     return true;
   }
-  tools.append(byStep);
-  if (runs.every((run) => run.steps.length)) tools.append(byTime);
-  tools.append(toggle("zoom out", false, () => { zoom = null; redrawAll(); return false; }), make("span", {}, note));
-  if (runs.length > 1) {
+  place.before(tools);
+  const addTools = (note) => {
+    const out = toggle("zoom out", false, () => { zoom = null; redrawAll(); return false; });
+    tools.replaceChildren(byStep, ...(runs.every((run) => run.steps.length) ? [byTime] : []), out, make("span", {}, note));
+    if (runs.length < 2) return;
     runs.forEach((run, number) => {
       const own = charts.flatMap((chart) => chart.series.filter((series) => series.run === number));
       if (own.length) tools.append(key(run.name, own));
     });
-  }
-  place.before(tools);
-  place.textContent = "";
-  charts.forEach((chart, number) => {
+  };
+  const addChart = (chart, number) => {
     chart.number = number;
     chart.figure = make("figure", { class: "chart" });
     const caption = chart.caption = make("figcaption");
     caption.append(make("b", {}, chart.title));
     if (runs.length === 1 && chart.series.length > 1) for (const series of chart.series) caption.append(key(series.name, [series]));
-    const log = toggle("log", chart.log, () => { chart.log = !chart.log; redraw(chart); return chart.log; }, { class: "key log" });
+    const log = toggle("log", chart.log, () => { chart.log = !chart.log; chart.chosen = true; redraw(chart); return chart.log; }, { class: "key log" });
     if (chart.positive) caption.append(log);
     chart.svg = document.createElementNS(SVG, "svg");
     chart.svg.ariaLabel = chart.title;
@@ -314,9 +306,81 @@
     chart.figure.append(caption, chart.svg, chart.tip);
     place.append(chart.figure);
     listen(chart);
-  });
-  move();
-  redrawAll();
+  };
+  // what a reader has hidden, or drawn on another scale, stays so
+  function load(data) {
+    const were = new Map(charts.map((chart) => [chart.title, chart]));
+    ({ charts, runs, marks } = data);
+    for (const run of runs) run.steps = added(run.steps);
+    known = new Map();
+    for (const chart of charts) {
+      const was = were.get(chart.title);
+      if (was && was.chosen) Object.assign(chart, { log: was.log, chosen: true });
+      for (const series of chart.series) {
+        const old = was && was.series.find((one) => one.name === series.name);
+        series.shown = old ? old.shown : true;
+        series.steps = added(series.x);
+        series.bad = added(series.bad || []);
+        if (series.id) known.set(`${runs[series.run].id} ${series.id}`, series);
+      }
+    }
+    most = Math.max(200, Math.floor(60000 / known.size));
+    if (axis === "time" && !runs.every((run) => run.steps.length)) axis = "step";
+    place.textContent = "";
+    addTools(data.note);
+    charts.forEach(addChart);
+    tools.hidden = !charts.length;
+    move();
+    redrawAll();
+  }
+
   let waiting = 0;
-  addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(redrawAll); });
+  const soon = () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(redrawAll); };
+  addEventListener("resize", soon);
+
+  // the lowest and the highest of each stretch
+  function thin(series) {
+    const { steps, y } = series, last = steps.length - 1, chosen = [0];
+    const width = (steps[last] - steps[0] || 1) / (most / 4);
+    for (let from = 1, to = 1; from < last; from = to) {
+      let low = from, high = from;
+      const stretch = Math.floor((steps[from] - steps[0]) / width);
+      for (; to < last && Math.floor((steps[to] - steps[0]) / width) === stretch; to++) {
+        if (y[to] < y[low]) low = to;
+        if (y[to] > y[high]) high = to;
+      }
+      if (to === from) to++;
+      chosen.push(...new Set([Math.min(low, high), Math.max(low, high)]));
+    }
+    chosen.push(last);
+    for (const name of ["steps", "y", "at"]) series[name] = chosen.map((index) => series[name][index]);
+  }
+
+  // the name of a curve that the page does not have yet, if there is one
+  function grow(news) {
+    let unknown = "";
+    for (const [id, { clock, curves: own }] of Object.entries(news)) {
+      const number = runs.findIndex((run) => run.id === id);
+      if (number >= 0) {
+        runs[number].steps.push(...clock[0]);
+        runs[number].seconds.push(...clock[1]);
+      }
+      for (const [name, { x, y, bad }] of Object.entries(own)) {
+        const series = known.get(`${id} ${name}`);
+        if (!series) { unknown = `${id} ${name}`; continue; }
+        series.steps.push(...x);
+        series.y.push(...y);
+        series.at.push(...x.map((step) => abscissa(step, number)));
+        series.bad.push(...bad);
+        series.badAt.push(...bad.map((step) => abscissa(step, number)));
+        if (series.steps.length > most) thin(series);
+      }
+    }
+    soon();
+    return unknown;
+  }
+
+  const first = JSON.parse(block.textContent);
+  load(first);
+  return { load, grow, cursor: first.cursor };
 })();

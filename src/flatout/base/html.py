@@ -1,6 +1,7 @@
 """A Doc as one self-contained HTML page: no fonts, links or requests, and no script except our own for charts.
 
-All content is escaped as text, and a content security policy keeps the browser from running or loading anything else.
+All content is escaped as text, and a content security policy keeps the browser from running or loading anything else. A live
+page is the same page with a second script, which takes news from where the page came from.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.tree import (
+    Cell,
     Charts,
     Code,
     Doc,
@@ -43,6 +45,7 @@ table { border-collapse: collapse; margin: .6rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid var(--rule); }
 th { font-weight: 600; } .right { text-align: right; font-variant-numeric: tabular-nums; }
 td.right { white-space: nowrap; }
+a { color: var(--c0); } #live-said { color: var(--c1); font-weight: 600; }
 summary { cursor: pointer; color: var(--quiet); }
 figure { display: inline-block; vertical-align: top; max-width: 100%; margin: 1.2rem 1rem 1.2rem 0; }
 figure img { max-width: 100%; } figcaption { width: 0; min-width: 100%; color: var(--quiet); }
@@ -82,16 +85,36 @@ _CHART_STYLE = """
 """
 # Nothing in the page can run or be loaded, even if markup got past the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_SCRIPT = Path(__file__).with_name("charts.js")
+_CHARTS, _LIVE = (Path(__file__).with_name(name) for name in ("charts.js", "live.js"))
 
 
 def to_html(doc: Doc, title: str) -> str:
-    body = "\n".join(part for node in doc.nodes if (part := _node(node)))
+    code = _CHARTS.read_text(encoding="utf-8") if any(isinstance(node, Charts) for node in doc.nodes) else ""
+    return _page(title, part_html(doc), code)
+
+
+def to_live_html(before: Mapping[str, Doc], charts: Charts, after: Mapping[str, Doc], title: str) -> str:
+    """The parts before and after the curves have names, by which the watcher replaces them."""
+    code = _CHARTS.read_text(encoding="utf-8") + _LIVE.read_text(encoding="utf-8")
+    body = ['<p id="live-said" role="status" hidden></p>', *_divisions(before), _charts(charts), *_divisions(after)]
+    return _page(title, "\n".join(body), code, more_policy="; connect-src 'self'")
+
+
+def part_html(doc: Doc) -> str:
+    """The body of a page, or a part of it."""
+    return "\n".join(part for node in doc.nodes if (part := _node(node)))
+
+
+def _divisions(parts: Mapping[str, Doc]) -> list[str]:
+    return [f'<div id="live-{escape(name)}">{part_html(doc)}</div>' for name, doc in parts.items()]
+
+
+def _page(title: str, body: str, code: str, more_policy: str = "") -> str:
     policy, style, script = _POLICY, _STYLE, ""
-    if any(isinstance(node, Charts) for node in doc.nodes):
-        code = _SCRIPT.read_text(encoding="utf-8")
+    if code:
         known = b64encode(sha256(code.encode()).digest()).decode()
-        policy, style, script = f"{_POLICY}; script-src 'sha256-{known}'", _STYLE + _CHART_STYLE, f"<script>{code}</script>\n"
+        policy = f"{_POLICY}; script-src 'sha256-{known}'{more_policy}"
+        style, script = _STYLE + _CHART_STYLE, f"<script>{code}</script>\n"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
@@ -104,7 +127,7 @@ def to_html(doc: Doc, title: str) -> str:
 def _node(node: Node) -> str:
     if isinstance(node, TextLine):
         tag = "h2" if node.strong else "p"
-        return f"<{tag}>{escape(node.text)}</{tag}>" if node.text else ""
+        return f"<{tag}>{_linked(node.text, node.link)}</{tag}>" if node.text else ""
     if isinstance(node, Table):
         return _table(node)
     if isinstance(node, Picture):
@@ -146,14 +169,22 @@ def _table(table: Table) -> str:
 def _rows(columns: Sequence[TableColumn], rows: Sequence[Mapping[str, Any]]) -> str:
     titles = "".join(_cell("th", column, column.title) for column in columns)
     head = f"<thead><tr>{titles}</tr></thead>" if any(column.title for column in columns) else ""
-    lines = ["".join(_cell("td", column, shown_text(row.get(column.key))) for column in columns) for row in rows]
+    lines = ["".join(_value_cell(column, row.get(column.key)) for column in columns) for row in rows]
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="wide"><table>{head}<tbody>\n{body}\n</tbody></table></div>'
 
 
-def _cell(tag: str, column: TableColumn, text: str) -> str:
+def _cell(tag: str, column: TableColumn, text: str, link: str = "") -> str:
     aligned = ' class="right"' if column.right else ""
-    return f"<{tag}{aligned}>{escape(text)}</{tag}>"
+    return f"<{tag}{aligned}>{_linked(text, link)}</{tag}>"
+
+
+def _value_cell(column: TableColumn, value: Any) -> str:
+    return _cell("td", column, shown_text(value), value.link if isinstance(value, Cell) else "")
+
+
+def _linked(text: str, link: str) -> str:
+    return f'<a href="{escape(link)}">{escape(text)}</a>' if link else escape(text)
 
 
 def _picture(picture: Picture) -> str:

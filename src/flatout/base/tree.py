@@ -9,18 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Cell:
-    """A value for programs, with its text for people."""
+    """A value for programs, with its text for people. `link`: a page of the same server, for its live pages only."""
 
     value: Any
     text: str
+    link: str = ""
 
 
 @dataclass(frozen=True)
 class TextLine:
-    """Text for people only."""
+    """Text for people only. `link`: as of a cell."""
 
     text: str = ""
     strong: bool = False
+    link: str = ""
 
 
 @dataclass(frozen=True)

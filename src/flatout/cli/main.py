@@ -28,6 +28,7 @@ from flatout.cli import (
     shrink,
     training,
     tune,
+    watch,
 )
 from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order, leave
 from flatout.cli.slips import Commands, GenerateCommand, RecipeCommand
@@ -54,6 +55,7 @@ app.command("tune", cls=RecipeCommand)(tune.tune)
 app.command("explain", cls=RecipeCommand)(training.explain)
 app.command("receipt")(receipt.receipt)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("evaluate")(training.evaluate)
 app.command("predict")(training.predict)
 app.command("generate", cls=GenerateCommand)(generate.generate)

@@ -80,7 +80,7 @@ def serve(
         usual, package = package_folder(given, runs, _say)
         wanted.append(WantedModel(usual if name is None else name, package))
     front = FrontOptions(
-        token=_token(token_file),
+        token=read_token(token_file),
         certificate=None if certificate is None else str(certificate.resolve()),
         key=None if key is None else str(key.resolve()),
         before=before,
@@ -122,7 +122,7 @@ def _named(given: str) -> tuple[str | None, str]:
     return (name, package) if equals and "/" not in name else (None, given)  # a folder's name may have the sign too
 
 
-def _token(file: Path | None) -> str | None:
+def read_token(file: Path | None) -> str | None:
     if file is None:
         return None
     try:

@@ -15,6 +15,7 @@ from flatout.base.errors import NotARun, UsageError
 from flatout.cli import packages
 from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import allow_deterministic_cuda, cache_folder, quiet_torch
+from flatout.cli.watch import check_page_is_possible, live_page
 
 if TYPE_CHECKING:
     from flatout.base.events import Observer
@@ -76,6 +77,7 @@ def run(
     mesh: Mesh = None,
     on: On = None,
     workers: RayWorkers = "1",
+    page: Annotated[bool, typer.Option("--page", help="Show the run in a browser while it trains.")] = False,
 ) -> None:
     """Train a recipe. The same command resumes an unfinished run. Under torchrun, all processes train together."""
     from flatout.cli.progress import progress_view
@@ -83,6 +85,8 @@ def run(
     from flatout.world.joining import is_first, is_launched
 
     pins = [*(sets or []), *([] if mesh is None else [f"mesh={mesh}"])]
+    if page:
+        check_page_is_possible(on)
     if on is not None:
         from flatout.cli.elsewhere import handed_in, run_on_ray
 
@@ -99,8 +103,8 @@ def run(
     if devices is not None and not is_launched():
         raise typer.Exit(_run_here(devices))
     speaks = is_first()
-    with progress_view(quiet or not speaks) as observers:
-        done = verbs.run(asked, runs=runs, fresh=fresh, observers=observers, cache=cache_folder(), planning=planning)
+    with progress_view(quiet or not speaks) as shown, live_page(runs) if page and speaks else nullcontext(()) as told:
+        done = verbs.run(asked, runs=runs, fresh=fresh, observers=(*shown, *told), cache=cache_folder(), planning=planning)
     if speaks:
         print_json(done.result) if as_json else _print_outcome(done)
 

@@ -22,18 +22,20 @@ _PICTURED = 240  # points of all curves in a picture
 _PLOT = Plot(480, 240)
 
 
-def charts_of(stories: Sequence[RunStory]) -> tuple[Charts | None, list[str]]:
-    """None without a curve. And the reasons why points are missing."""
+def charts_of(stories: Sequence[RunStory], ids: Sequence[str] = ()) -> tuple[Charts | None, list[str]]:
+    """None without a curve. And the reasons why points are missing. `ids`: of a live page, the runs' names in its news."""
     read = [read_curves(story, MOST_POINTS // len(stories)) for story in stories]
     names = _ordered({curve.chart for curves in read for curve in curves.curves})
     if not names:
         return None, []
-    charts = [_chart(name, stories, read) for name in names]
+    charts = [_chart(name, stories, read, live=bool(ids)) for name in names]
     runs = [
         {"name": story.name, "steps": _differences([step for step, _ in curves.clock]),
-         "seconds": [_short(seconds) for _, seconds in curves.clock]}
+         "seconds": [short(seconds) for _, seconds in curves.clock]}
         for story, curves in zip(stories, read, strict=True)
     ]  # fmt: skip
+    if ids:
+        runs = [{**run, "id": one} for run, one in zip(runs, ids, strict=True)]
     marks = [{**mark, "run": place} for place, story in enumerate(stories) for mark in marks_of(story)]
     longest = max(curves.steps_of(name) for curves in read for name in names)
     drawn = max(len(curve.steps) for curves in read for curve in curves.curves)
@@ -56,13 +58,14 @@ def _ordered(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (name != LOSS, last.index(name) if name in last else -1, name))
 
 
-def _chart(name: str, stories: Sequence[RunStory], read: Sequence[Curves]) -> dict[str, Any]:
+def _chart(name: str, stories: Sequence[RunStory], read: Sequence[Curves], *, live: bool) -> dict[str, Any]:
     series, levels = [], []
     for place, (story, curves) in enumerate(zip(stories, read, strict=True)):
         for curve in (one for one in curves.curves if one.chart == name):
             if curve.given_up and len(stories) > 1:
                 continue  # many runs are enough to look at
-            series.append(_series(curve, place, alone=len(stories) == 1, run=story.name))
+            drawn = _series(curve, place, alone=len(stories) == 1, run=story.name)
+            series.append({**drawn, "id": curve.id} if live and not curve.given_up else drawn)
         baseline = story.metrics.get(f"baseline.{name}")
         if isinstance(baseline, int | float) and math.isfinite(baseline):
             levels.append({"run": place, "colour": place, "value": baseline})
@@ -84,7 +87,7 @@ def _series(curve: Curve, place: int, *, alone: bool, run: str) -> dict[str, Any
         "run": place,
         "colour": 1 if alone and validation else place % PARTS,
         "x": _differences(curve.steps),
-        "y": [_short(value) for value in curve.values],
+        "y": [short(value) for value in curve.values],
     }
     if curve.bad:
         found["bad"] = _differences(curve.bad)
@@ -99,7 +102,7 @@ def _differences(steps: Sequence[int]) -> list[int]:
     return [*steps[:1], *(later - earlier for earlier, later in pairwise(steps))]
 
 
-def _short(value: float) -> float | int:
+def short(value: float) -> float | int:
     """Five digits are more than a curve shows."""
     short = float(f"{value:.5g}")
     return int(short) if short.is_integer() and abs(short) < 1e15 else short

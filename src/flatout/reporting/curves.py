@@ -15,7 +15,7 @@ from flatout.reporting.story import RunStory
 from flatout.reporting.thinning import extremes, one_each
 
 LOSS = "loss"
-_LOGGED = {
+LOGGED = {
     "loss": LOSS, "samples_per_s": "speed in samples/s", "tokens_per_s": "speed in tokens/s", "lr": "learning rate",
     "grad_norm": "gradient norm", "memory_bytes": "peak memory", "power_w": "power in W",
 }  # fmt: skip
@@ -24,6 +24,11 @@ FROM_ZERO = ("speed in samples/s", "speed in tokens/s", "peak memory", "power in
 _MOST_METRICS = 8
 _MOST_BAD = 60  # marks of values that are not finite, a curve
 _CLOCK = 200  # points of the map from steps to training time
+
+
+def curve_id(chart: str, *, is_validation: bool = False) -> str:
+    """The name of a curve of one run, for news of it."""
+    return f"{chart} validation" if is_validation else chart
 
 
 @dataclass
@@ -37,6 +42,10 @@ class Curve:
     bad: list[int] = field(default_factory=list)
     given_up: bool = False
     logged: int = 0
+
+    @property
+    def id(self) -> str:
+        return curve_id(self.chart, is_validation=self.name == "validation")
 
 
 @dataclass
@@ -53,7 +62,7 @@ def read_curves(story: RunStory, most_points: int) -> Curves:
     """`most_points`: of all curves of the run together."""
     log = story.log
     kept = _kept(log)
-    fields = [name for name in _LOGGED if not np.isnan(log.numbers[name]).all()] if log.count else []
+    fields = [name for name in LOGGED if not np.isnan(log.numbers[name]).all()] if log.count else []
     if "tokens_per_s" in fields:
         fields.remove("samples_per_s")  # the same curve in another unit
     metrics = _metrics(log)
@@ -77,7 +86,7 @@ def read_curves(story: RunStory, most_points: int) -> Curves:
         pairs = list(_pairs(exact, good, name))
         steps = [int(step) for step in log.numbers["step"][bad]]
         named = "training" if name == LOSS else story.name
-        curves.append(Curve(_LOGGED[name], named, [s for s, _ in pairs], [v for _, v in pairs], steps, given_up, logged))
+        curves.append(Curve(LOGGED[name], named, [s for s, _ in pairs], [v for _, v in pairs], steps, given_up, logged))
     curves += _metric_curves(story.name, metrics, stretches)
     seconds = [(step, float(elapsed)) for place in clock.tolist()
                if isinstance(step := exact[place].get("step"), int)

@@ -39,7 +39,7 @@ Numbers = NDArray[np.float64]
 class LogScan:
     """`numbers`: a value of every step line for each field; NaN: none was logged, infinite: it was not finite.
 
-    `others`: all other events, each with the number of step lines before it.
+    `others`: all other events, each with the number of step lines before it. `end`: where the last whole line ends.
     """
 
     path: Path
@@ -48,6 +48,7 @@ class LogScan:
     sizes: Places
     lines: Places  # their line numbers
     others: list[tuple[int, Event]]
+    end: int = 0
 
     @property
     def count(self) -> int:
@@ -90,8 +91,9 @@ def scan_log(path: Path) -> LogScan:
             cut = block.rfind(b"\n") + 1
             rest = block[cut:]
             reading.block(block[:cut])
+        end = reading.offset
         reading.block(rest)
-    return reading.done(path)
+    return reading.done(path, end)
 
 
 @dataclass
@@ -160,13 +162,13 @@ class _Reading:
         self.lines.append(self.line + 1 + np.flatnonzero(is_step))
         self.count += int(is_step.sum())
 
-    def done(self, path: Path) -> LogScan:
+    def done(self, path: Path, end: int = 0) -> LogScan:
         def whole(parts: list[Any], kind: Any) -> Any:
             return np.concatenate(parts) if parts else np.zeros(0, dtype=kind)
 
         numbers = {name: whole(parts, np.float64) for name, parts in self.numbers.items()}
         offsets, sizes, lines = (whole(parts, np.int64) for parts in (self.offsets, self.sizes, self.lines))
-        return LogScan(path, numbers, offsets, sizes, lines, self.others)
+        return LogScan(path, numbers, offsets, sizes, lines, self.others, end)
 
 
 def number_of(value: Any) -> float:

@@ -34,22 +34,29 @@ _MOST_METRICS = 6  # at the top; the curves have all
 
 def run_doc(story: RunStory) -> Doc:
     charts, missing = charts_of([story])
-    return Doc(
-        (
-            *_state(story),
-            Figures(_figures(story)),
-            *_troubles([*story.troubles, *missing]),
-            *_curves(charts),
-            *moment_nodes(story),
-            *_plan(story),
-            *_trials(story),
-            *_predictions(story),
-            *_ledger(story),
-            *_energy(story),
-            *_again(story),
-            *_environment(story),
-        )
-    )
+    return Doc((*at_first_glance(story), *what_is_missing(story, missing), *_curves(charts), *below_the_curves(story)))
+
+
+def at_first_glance(story: RunStory) -> list[Node]:
+    return [*_state(story), Figures(_figures(story))]
+
+
+def what_is_missing(story: RunStory, missing: Sequence[str]) -> list[Node]:
+    """`missing`: why curves lack points."""
+    return _troubles([*story.troubles, *missing])
+
+
+def below_the_curves(story: RunStory) -> list[Node]:
+    return [
+        *moment_nodes(story),
+        *_plan(story),
+        *_trials(story),
+        *_predictions(story),
+        *_ledger(story),
+        *_energy(story),
+        *_again(story),
+        *_environment(story),
+    ]
 
 
 def runs_doc(stories: Sequence[RunStory]) -> Doc:

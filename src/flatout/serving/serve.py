@@ -19,12 +19,13 @@ import torch
 from flatout.base.errors import MachineError, MissingExtra, UsageError
 from flatout.base.fork_server import ForkServer, ForkServerGone
 from flatout.base.latency_goal import LatencyGoal
+from flatout.base.listening import bound_socket
 from flatout.base.passing import passing_folder
 from flatout.packaging.package import open_package
 from flatout.serving.counters import MOST_FRONTS, MOST_MODELS
 from flatout.serving.encryption import secured
 from flatout.serving.options import ServeOptions, WantedModel
-from flatout.serving.places import bound_socket, devices_named
+from flatout.serving.places import devices_named
 from flatout.serving.supervisor import STOP_SIGNALS, Supervisor
 
 _LIBRARIES = ("uvloop", "httptools", "orjson")

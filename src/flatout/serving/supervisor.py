@@ -19,6 +19,7 @@ from typing import Any
 
 from flatout.base.errors import FlatoutError, MachineError, UsageError
 from flatout.base.fork_server import ForkServer
+from flatout.base.listening import bound_socket
 from flatout.base.tree import to_text
 from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.counters import MOST_FRONTS, SharedCounters
@@ -26,7 +27,6 @@ from flatout.serving.executors import Executors
 from flatout.serving.explaining import serving_doc
 from flatout.serving.history import History
 from flatout.serving.options import ServeOptions, WantedModel
-from flatout.serving.places import bound_socket
 from flatout.serving.processes import Processes
 from flatout.serving.running import RunningExecutor, RunningFront
 from flatout.serving.shares import best_row_s, fronts_needed
