@@ -84,3 +84,51 @@ def test_the_probe_names_the_gpu_and_is_kept(device: torch.device, tmp_path: Pat
     assert device_name(device) in to_text(doc(first))
     second = probe(device, tmp_path, quick=True)
     assert second.cached and second.ceilings == first.ceilings
+
+
+def test_the_counter_agrees_with_sampled_power_and_idle_power_is_below_that_of_work(device: torch.device) -> None:
+    from flatout.machine.energy import GpuCounter, SampledPower, device_energy
+    from flatout.machine.nvml import open_gpus
+    from flatout.machine.rates import idle_watts
+
+    gpus = open_gpus()
+    meter = device_energy(device)
+    if not isinstance(meter, GpuCounter):
+        pytest.skip(f"this GPU has no counter: {meter.why_unavailable or meter.name}")
+    idle = idle_watts(device, 0.5)
+    sampled = SampledPower(lambda: gpus.power_w(device))
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    began_s, before = time.monotonic(), (meter.read_j(), sampled.read_j())
+    while time.monotonic() - began_s < 8.0:
+        for _ in range(20):
+            a @ a
+        torch.cuda.synchronize(device)
+    counted, added_up = meter.read_j() - before[0], sampled.read_j() - before[1]
+    took_s = time.monotonic() - began_s
+    sampled.close()
+    assert counted == pytest.approx(added_up, rel=0.15)  # NVML's power is the mean of the last second, which began idle
+    assert 5 < min(idle) <= max(idle) < counted / took_s
+
+
+def test_a_run_on_a_gpu_says_what_it_used(device: torch.device, tmp_path: Path) -> None:
+    import flatout as fo
+
+    recipe = fo.Recipe(data=fo.data.digits(), model="mlp", batch=64, lr=1e-3, budget="5 s", evaluate=None)
+    result = fo.run(recipe, runs=tmp_path, cache=None, planning="off").result
+    used = result["energy"]
+    assert used["device"]["meter"].startswith("NVML") and "meter" in used["host"]
+    assert 20 < used["device"]["joules"] / result["wall_seconds"] < 1500
+    assert sum(used["device"]["by_phase"].values()) == pytest.approx(used["device"]["joules"])
+
+
+def test_a_power_limit_is_set_and_put_back_or_says_why_not(device: torch.device) -> None:
+    from flatout.machine.power_limit import limited_power, power_limits, why_not_settable
+
+    limits = power_limits(device)
+    assert limits is not None
+    why = why_not_settable(device)
+    with limited_power(limits.least_w, device) as unlimited:
+        now = power_limits(device)
+        assert now is not None and (bool(unlimited) == bool(why)) and (unlimited or now.now_w == limits.least_w)
+    after = power_limits(device)
+    assert after is not None and after.now_w == limits.now_w

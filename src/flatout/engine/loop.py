@@ -27,6 +27,7 @@ from flatout.engine.settings import Settings
 from flatout.engine.shared_cores import SharedCores
 from flatout.engine.surroundings import run_set_up
 from flatout.machine.meters import Meters
+from flatout.machine.power_limit import limited_power
 from flatout.measure.clock import synchronize
 from flatout.measure.ledger import Ledger
 from flatout.store.run_folder import RunFolder
@@ -62,7 +63,10 @@ def train(
             raise UsageError(
                 f"unfreeze needs all weights on every process, summed in every step: leave out {without}, or use --devices 1"
             )
-    with run_set_up(settings, job.seed, world) as stop:
+    limited = limited_power(settings.power_limit, torch.device(settings.device))
+    with run_set_up(settings, job.seed, world) as stop, limited as unlimited:
+        if unlimited:
+            events.emit("degraded", what="power_limit", value=settings.power_limit, why=f"not set: {unlimited}")
         loop = Loop(job, settings, folder, events, meeting(world, stop, watch), cache)
         try:
             loop.begin()

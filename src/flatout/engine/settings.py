@@ -52,6 +52,7 @@ class Settings:
     optimizer_offload: bool = False  # the optimizer and its state live in host memory
     # of device memory; expandable: segments grow, which reduces fragmentation
     allocator: Literal["default", "expandable"] = "default"
+    power_limit: Annotated[int, NumberRange(most=10_000)] = 0  # of the GPU, in watts; 0: as it is set
     deterministic: bool = True
     evaluation_batch: Annotated[int, _AROUND] = 0  # 0: the training batch
     # auto: from the time a save takes; or "2 min", "500 steps"; "end": only at the end

@@ -70,10 +70,16 @@ class Judgement:
 
 
 def judge(
-    trial: TrialResult, times: ComparedTimes, *, margin: float, unless_slower: bool = False, is_checked: bool = True
+    trial: TrialResult,
+    times: ComparedTimes,
+    *,
+    margin: float,
+    unless_slower: bool = False,
+    is_checked: bool = True,
+    worse: str = "slower",
 ) -> Judgement:
     """Keep a trial that is faster by more than `margin` and the noise; with `unless_slower` also if no difference is clear.
-    `is_checked`: keep it only if the check of its first step passed."""
+    `is_checked`: keep it only if the check of its first step passed. `worse`: the word for more of what was compared."""
     if trial.failure:
         return Judgement(Rejection.FAILED, f"{trial.failure}: {trial.why}")
     speed = speed_up(times, margin)
@@ -81,7 +87,7 @@ def judge(
         why = trial.check["why"] if trial.check else "its first step was not checked"
         return Judgement(Rejection.DIFFERENT, f"not the same: {why}", speed)
     if speed.better is False:
-        gain = f"slower: {speed.ratio:.2f}x" if speed.ratio >= 0.1 else show_gain(speed.ratio)
+        gain = f"{worse}: {speed.ratio:.2f}x" if speed.ratio >= 0.1 else show_gain(speed.ratio)
         return Judgement(Rejection.SLOWER, gain, speed)
     if speed.better is None and not (unless_slower and speed.ratio > 1 - HARMLESS):
         interval = f"[{speed.low:.2f}, {speed.high:.2f}], n={speed.n}"

@@ -32,6 +32,11 @@ class Entry:
     peak_bytes: int | None = None
     check: Mapping[str, Any] | None = None
     took_s: float = 0.0
+    step_j: float | None = None  # joules of a step, where the device has a meter
+    against_j: float | None = None
+    less: float | None = None  # 2.0: half the energy of a step
+    less_low: float | None = None
+    less_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,10 @@ class Receipt:
     machine: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     at: str = ""
+    reference_step_j: float | None = None
+    step_j: float | None = None
+    prefer: str = "time"
+    meter: str = ""  # of energy; empty: there is none
 
     @property
     def gain(self) -> float | None:

@@ -60,7 +60,7 @@ class TrialRecord:
         """The first kept change that gained nothing and whose purpose failed. `needs`: for each change kept to help others, the
         names of those others; it is useless if none of them was kept after it."""
         for entry in self.kept:
-            gained = entry.low is not None and entry.low * (1 - margin) > 1
+            gained = any(low is not None and low * (1 - margin) > 1 for low in (entry.low, entry.less_low))
             if needs.get(entry.name) and not gained and not self.kept_after(entry).intersection(needs[entry.name]):
                 return entry
         return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine
-from flatout.base.units import show_flops, show_gain, show_rate, show_seconds, show_share, show_value
+from flatout.base.units import show_flops, show_gain, show_joules, show_rate, show_seconds, show_share, show_value
 from flatout.engine.settings import Settings
 from flatout.measure.receipt import UNTRIED, Receipt
 from flatout.plan.knobs.all import rules_of
@@ -85,6 +85,7 @@ def _columns(plan: Plan) -> tuple[TableColumn, ...]:
         TableColumn("source", "source", shown=False),
         TableColumn("predicted", "predicted", right=True, shown=tried),
         TableColumn("measured", "measured", right=True, shown=tried),
+        TableColumn("step_j", "energy a step", right=True, shown=any(choice.step_j is not None for choice in plan.choices)),
     )
 
 
@@ -110,6 +111,7 @@ def _row(choice: Choice) -> dict[str, Any]:
         "source": choice.source,
         "predicted": _factor(choice.predicted),
         "measured": _factor(choice.measured, " *" if choice.unforeseen else ""),
+        "step_j": None if choice.step_j is None else Cell(choice.step_j, show_joules(choice.step_j)),
     }
 
 
@@ -130,6 +132,8 @@ def _trials(receipt: Receipt | None) -> list[TextLine | Fields]:
     tried = sum(1 for entry in receipt.entries if entry.verdict != UNTRIED)
     learned = f"same training loss over {receipt.paired['n']} steps; " if receipt.paired else ""
     gained = f"{receipt.gain:.2f}x the baseline's speed"
+    if receipt.reference_step_j and receipt.step_j:
+        gained += f", {show_joules(receipt.step_j)} a step instead of {show_joules(receipt.reference_step_j)} ({receipt.meter})"
     line = f"trials: {tried} in {show_seconds(receipt.took_s)}, {gained}; {learned}{receipt.stopped}"
     return [TextLine(), TextLine(line), *(TextLine(note) for note in receipt.notes)]
 

@@ -14,14 +14,16 @@ from flatout.measure.receipt import Entry
 from flatout.measure.recording import NOT_RECORDED
 from flatout.measure.search import Attempt, Confirmation, NoBaseline
 from flatout.measure.standing import Standing, median_s
+from flatout.measure.stats import Comparison
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import TrialRecord
 from flatout.plan.options import MARGIN, MEASURE_S, STEPS_LOOKED_AT, KnobOption, Options, SearchTerms, SettingsStanding
 from flatout.plan.side_by_side import SideBySide
 from flatout.plan.situation import Situation
+from flatout.plan.trial_energy import compared, energy_words, joules_of, why_not_repaid
 from flatout.plan.trials.reports import OUT_OF_MEMORY, Ask, TrialReport, Tries, fitting_rows
 
-_SLOWER_IN_ALL = "all kept settings together are slower than the baseline"
+_SLOWER_IN_ALL = "all kept settings together are slower than the baseline, or use more energy"
 _SLOWER = 3.0
 _PATIENCE_S, _PATIENCE = 20.0, 4.0  # time limit of a trial: this many seconds plus this factor on its expected time
 
@@ -43,6 +45,7 @@ class KnobTrials:
         self._record, self._time_limit, self._say = record, time_limit, say
         self.reference = options.reference  # every knob off; the batch is split if it does not fit
         self._reference_s = 0.0
+        self.reference_j: float | None = None  # joules of its step
         self._training: SideBySide | None = None
 
     # ---- how to run it ----
@@ -61,7 +64,7 @@ class KnobTrials:
             why = f"no change can be proven: {first.check['why']}"
             return NoBaseline(why, median_s(first.steps_s))
         standing = Standing(self.reference, first)
-        self._reference_s = standing.step_s
+        self._reference_s, self.reference_j = standing.step_s, median_s(first.steps_j)
         self._training = SideBySide(self._tries, self.reference, standing.step_s, draws=first.draws)
         return standing
 
@@ -88,7 +91,10 @@ class KnobTrials:
 
     def _measured(self, settings: Settings, against: Settings | None = None) -> TrialReport:
         current = None if against is None else against.to_dict()
-        return self._tries.attempt(Ask(settings.to_dict(), current, self.reference.to_dict(), MEASURE_S))
+        windows = self._options.energy_windows
+        return self._tries.attempt(
+            Ask(settings.to_dict(), current, self.reference.to_dict(), MEASURE_S, energy_windows=windows)
+        )
 
     def attempt(self, option: KnobOption, standing: SettingsStanding) -> KnobAttempt | None:
         self._say(f"trying {option.named}: {show_gain(option.predicted)} predicted")
@@ -97,15 +103,17 @@ class KnobTrials:
         compiling_s = self._options.compiling_s if is_compiled else 0.0  # the compile cache may be gone
         patience_s = _PATIENCE_S + _PATIENCE * max(option.cost_s, compiling_s) + STEPS_LOOKED_AT * slowest_s
         arms = (option.state.to_dict(), standing.state.to_dict(), self.reference.to_dict())
-        report = self._tries.attempt(Ask(*arms, MEASURE_S, slowest_s, patience_s))
+        ask = Ask(*arms, MEASURE_S, slowest_s, patience_s, self._options.energy_windows)
+        report = self._tries.attempt(ask)
         if report.failure == NOT_RECORDED:
             return None
         if is_compiled:
             self._options.compiling_s = max(self._options.compiling_s, report.first_s or 0.0)
-        times = times_of(report, standing.result)
-        found = judge(report, times, margin=MARGIN, unless_slower=option.candidate.unless_slower)
+        costs, is_energy = compared(self._terms.prefer, report, standing.result)
+        worse = "uses more energy" if is_energy else "slower"
+        found = judge(report, costs, margin=MARGIN, unless_slower=option.candidate.unless_slower, worse=worse)
         if found.kept:
-            found = self._weighed(option, report, standing, found)
+            found = (self._weighed_energy if is_energy else self._weighed)(option, report, standing, found)
         return Attempt(found, report, standing)
 
     def _weighed(self, option: KnobOption, report: TrialReport, standing: SettingsStanding, found: Judgement) -> Judgement:
@@ -127,20 +135,37 @@ class KnobTrials:
             gained += f"; adds {show_seconds(once_s)} at start, repaid after {once_s / saved_s:,.0f} steps"
         return replace(found, why=gained)
 
+    def _weighed_energy(
+        self, option: KnobOption, report: TrialReport, standing: SettingsStanding, found: Judgement
+    ) -> Judgement:
+        joules = joules_of(report, standing.result)
+        assert found.speed is not None and joules is not None
+        times = times_of(report, standing.result)
+        words = f"{energy_words(joules, found.speed)}, {show_gain(speed_up(times, MARGIN).ratio)} the speed"
+        its_own = option.state.compile == "off" or option.candidate.compiles_anew
+        if found.speed.better and option.candidate.cost_s:
+            once_s = report.first_s or 0.0 if its_own else option.candidate.cost_s
+            if why := why_not_repaid(joules, median(times.was_s), once_s, self._terms.steps_left):
+                return replace(found, rejection=Rejection.NOT_REPAID, why=f"{words}, but {why}")
+        return replace(found, why=f"{words}; gradients agree")
+
+    def _compared(self, trial: TrialReport, baseline: TrialReport) -> Comparison:
+        return speed_up(compared(self._terms.prefer, trial, baseline)[0], MARGIN)
+
     def together(
         self, standing: SettingsStanding, baseline: SettingsStanding, *, may_measure: bool
     ) -> Iterator[Confirmation[TrialReport]]:
         """In turns on a CPU. On a device the separate times are precise enough. Changes kept because they are no slower may
         each be slower by less than the noise, and together by more."""
         if self._s.device.type != "cpu":
-            speed = speed_up(times_of(replace(standing.result, against_s=()), baseline.result), MARGIN)
+            speed = self._compared(replace(standing.result, against_s=(), against_j=()), baseline.result)
             yield Confirmation(standing.result, baseline.result, speed)
         elif may_measure:
             self._say("timing all kept settings together against the baseline")
             whole = self._measured(standing.state, self.reference)
             if whole.ran and whole.against_s:
-                plain = replace(baseline.result, steps_s=whole.against_s)
-                yield Confirmation(whole, plain, speed_up(times_of(whole, plain), MARGIN))
+                plain = replace(baseline.result, steps_s=whole.against_s, steps_j=whole.against_j)
+                yield Confirmation(whole, plain, self._compared(whole, plain))
 
     def note_together(self, together: Confirmation[TrialReport], stays: bool) -> None:
         if not stays:

@@ -15,6 +15,7 @@ from flatout.plan.situation import Situation
 from flatout.plan.trials.reports import TrialReport
 
 MEASURE_S = 2.0
+ENERGY_WINDOWS = 5  # of a second each: fewer could not show a difference at 95%
 STEPS_LOOKED_AT = 8  # untimed steps of a trial
 MARGIN = 0.01  # smaller gains are not worth a setting
 _START_S = {"cpu": 6.0, "cuda": 20.0}  # start of the trial process: imports, building, reading the first batches
@@ -34,6 +35,7 @@ class SearchTerms:
     limit_s: float = LIMIT_S
     isolated: bool = True  # trials run in their own process, so a trial may crash it
     analyze: bool = False  # also try settings that can't repay their cost; to be kept they still must
+    prefer: str = "time"  # or "energy"
     free: bool = False  # trials are replayed and cost nothing, so no run is too short for them
 
 
@@ -74,6 +76,15 @@ class Options:
         self.reference = with_values(start, {knob.name: knob.off for knob in self.knobs.values()})
         self.compiling_s = 0.0  # measured: once compile is on, most other knobs need compiling again
 
+    @property
+    def energy_windows(self) -> int:
+        """Enough to compare energy if it decides; otherwise it is only shown."""
+        return ENERGY_WINDOWS if self._terms.prefer == "energy" else 1
+
+    @property
+    def measure_s(self) -> float:
+        return MEASURE_S + (self.energy_windows - 1 if self._s.device.type != "cpu" else 0)
+
     def left(self, standing: SettingsStanding, done: Collection[Key]) -> list[KnobOption]:
         found = []
         for knob in self.knobs.values():
@@ -83,7 +94,7 @@ class Options:
                     continue
                 factor = candidate.factor or self._predicted_factor(standing.state, settings)
                 again_s = self.compiling_s if standing.state.compile != "off" and candidate.compiles_anew else 0.0
-                measuring_s = 0.0 if self._terms.free else MEASURE_S + STEPS_LOOKED_AT * standing.step_s
+                measuring_s = 0.0 if self._terms.free else self.measure_s + STEPS_LOOKED_AT * standing.step_s
                 cost_s = candidate.cost_s + again_s + measuring_s
                 stands = value_of(standing.state, knob.name)
                 found.append(KnobOption(knob, candidate, settings, stands, factor, cost_s))

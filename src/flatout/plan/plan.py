@@ -21,6 +21,7 @@ class Choice:
     source: str = "default"
     predicted: float | None = None
     measured: float | None = None
+    step_j: float | None = None  # joules of a step once it was kept; None: not tried, or no meter
     unforeseen: bool = False  # its gain differs from the prediction by more than the noise
 
 

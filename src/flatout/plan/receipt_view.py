@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
-from flatout.base.units import show_bytes, show_gain, show_seconds, show_value
+from flatout.base.units import show_bytes, show_gain, show_joules, show_seconds, show_value
 from flatout.measure.receipt import KEPT, Entry, Receipt
 
 _COLUMNS = (
@@ -19,6 +20,8 @@ _COLUMNS = (
     TableColumn("n", "n", right=True),
     TableColumn("step_s", "step", right=True),
     TableColumn("against_s", "before", right=True),
+    TableColumn("step_j", "energy a step", right=True),
+    TableColumn("against_j", "energy before", right=True),
     TableColumn("first_s", "start-up", right=True),
     TableColumn("peak_bytes", "memory", right=True),
     TableColumn("why", "why", shown=False),
@@ -33,7 +36,7 @@ def receipt_doc(name: str, receipt: Receipt, plain: str = "with all settings off
             TextLine(_headline(name, receipt, plain, turned), strong=True),
             TextLine(_where(receipt)),
             TextLine(),
-            Table("entries", _COLUMNS, [_row(entry) for entry in receipt.entries]),
+            Table("entries", _columns(receipt), [_row(entry) for entry in receipt.entries]),
             TextLine(),
             *(TextLine(f"{_shown(entry)}: {entry.verdict}: {entry.why}{_checked(entry)}") for entry in receipt.entries),
             *_paired(receipt),
@@ -45,12 +48,21 @@ def receipt_doc(name: str, receipt: Receipt, plain: str = "with all settings off
     )
 
 
+def _columns(receipt: Receipt) -> tuple[TableColumn, ...]:
+    """Those of energy are shown if it was measured."""
+    metered = any(entry.step_j is not None for entry in receipt.entries)
+    return tuple(replace(one, shown=metered) if one.key in ("step_j", "against_j") else one for one in _COLUMNS)
+
+
 def _headline(name: str, receipt: Receipt, plain: str, turned: str) -> str:
     if receipt.gain is None:
         return f"Receipt of {name}: no trials"
     kept = len(receipt.settings) if not receipt.reference else sum(1 for one in receipt.entries if one.verdict == KEPT)
     assert receipt.reference_step_s is not None and receipt.step_s is not None
     arms = f"{show_seconds(receipt.reference_step_s)} a step {plain}, {show_seconds(receipt.step_s)} with {kept} {turned}"
+    if receipt.reference_step_j and receipt.step_j:
+        less = f"{show_joules(receipt.step_j)} a step instead of {show_joules(receipt.reference_step_j)} ({receipt.meter})"
+        arms = f"{arms} · {less}{', which it was chosen by' if receipt.prefer == 'energy' else ''}"
     return f"Receipt of {name}: {receipt.gain:.2f}x · {arms}"
 
 
@@ -80,6 +92,8 @@ def _row(entry: Entry) -> dict[str, Any]:
         "n": entry.n or None,
         "step_s": None if entry.step_s is None else Cell(entry.step_s, show_seconds(entry.step_s)),
         "against_s": None if entry.against_s is None else Cell(entry.against_s, show_seconds(entry.against_s)),
+        "step_j": None if entry.step_j is None else Cell(entry.step_j, show_joules(entry.step_j)),
+        "against_j": None if entry.against_j is None else Cell(entry.against_j, show_joules(entry.against_j)),
         "first_s": None if entry.first_s is None else Cell(entry.first_s, show_seconds(entry.first_s)),
         "peak_bytes": None if entry.peak_bytes is None else Cell(entry.peak_bytes, show_bytes(entry.peak_bytes)),
         "why": entry.why,

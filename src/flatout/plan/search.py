@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from flatout.base.units import show_seconds
 from flatout.engine.settings import Settings, value_of, with_values
 from flatout.measure.judging import Rejection
 from flatout.measure.receipt import KEPT, UNTRIED, Entry, Receipt
 from flatout.measure.search import Search
+from flatout.measure.standing import median_s
 from flatout.measure.taking_back import TakingBack
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import TrialRecord, entry_of
@@ -23,6 +25,7 @@ from flatout.plan.knobs.knob import Knob, Priced
 from flatout.plan.options import MARGIN, Key, KnobOption, Options, SearchTerms, SettingsStanding
 from flatout.plan.price import cheap_s, prices
 from flatout.plan.situation import Situation
+from flatout.plan.trial_energy import with_energy
 from flatout.plan.trials.reports import CTRL_C, TrialReport, Tries
 
 
@@ -76,7 +79,15 @@ class KnobSearch:
             entries=self._record.entries,
             isolated=self._terms.isolated,
             took_s=self._time_limit.spent_s,
+            prefer=self._terms.prefer,
+            **self._energy(search.standing),
         )
+
+    def _energy(self, standing: SettingsStanding | None) -> dict[str, Any]:
+        if standing is None:
+            return {}
+        step_j = median_s(standing.result.steps_j)
+        return {"reference_step_j": self._trials.reference_j, "step_j": step_j, "meter": standing.result.meter}
 
     # ---- what to try ----
 
@@ -127,6 +138,7 @@ class KnobSearch:
     def note(self, option: KnobOption, attempt: KnobAttempt) -> None:
         change = (option.name, option.value, option.instead_of)
         entry = entry_of(*change, attempt.result, attempt.judgement, option.predicted)
+        entry = with_energy(entry, attempt.result, attempt.standing.result)
         self._record.add(entry, attempt.judgement.rejection)
         self._say(f"  {entry.verdict}: {entry.why}")
         if attempt.judgement.kept:  # knobs that it affects may gain something now

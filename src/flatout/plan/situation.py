@@ -29,6 +29,7 @@ class Situation:
     cache: Path | None = None  # folder for decoded and prepared rows
     recorded: Mapping[str, Prediction] = field(default_factory=dict)  # of another machine, by settings as text
     threads: ChosenThreads | None = None  # on a CPU; None: not chosen
+    prefer: str = "time"  # or "energy": what trials of settings should save
 
     def predicted(self, settings: Settings) -> Prediction:
         return self.recorded.get(shown(settings.to_dict())) or predict(self.job, settings, self.ceilings)

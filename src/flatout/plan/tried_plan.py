@@ -48,7 +48,7 @@ def tried_plan(
     recipe: Recipe, s: Situation, plan: Plan, knobs: Sequence[Knob], trove: Trove, live: Tries, asked: AskedTrials
 ) -> tuple[Plan, Receipt | None]:
     """The plan with the settings that trials kept, and their receipt. Measurements of earlier runs are taken from the trove."""
-    steps = steps_to_come(s)
+    s, steps = replace(s, prefer=recipe.prefer), steps_to_come(s)
     if steps is None:
         return plan, None
     isolated = recipe.source is not None
@@ -61,7 +61,7 @@ def tried_plan(
         asked.say(f"using the measurements of {trove.at}")
     began_s = time.monotonic()
     recording = Recording(kept, None if asked.recall else live)
-    terms = SearchTerms(steps, asked.limit_s, isolated, asked.analyze, free=asked.recall)
+    terms = SearchTerms(steps, asked.limit_s, isolated, asked.analyze, prefer=recipe.prefer, free=asked.recall)
     options = Options(s, plan.settings, knobs, terms)
     if (why := options.why_none()) is None:
         receipt = _searched(s, plan.settings, knobs, recording, terms, asked.say)
@@ -76,12 +76,23 @@ def tried_plan(
     receipt = replace(
         receipt,
         took_s=time.monotonic() - began_s,
-        notes=tuple(note for note in (trove.note, _replayed_note(trove.at, recording)) if note),
+        notes=tuple(note for note in (trove.note, _replayed_note(trove.at, recording), *_on_energy(s, receipt)) if note),
         machine=device_name(s.device),
         versions=versions(),
         at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )
     return with_receipt(plan, receipt, s, knobs, "measured" if recording.asked_live else "cached"), receipt
+
+
+def _on_energy(s: Situation, receipt: Receipt) -> list[str]:
+    if s.prefer == "time":
+        return []
+    from flatout.machine.energy import device_energy  # here: trials for time start sooner
+    from flatout.plan.trial_energy import notes_on_energy
+
+    meter = device_energy(s.device)
+    meter.close()
+    return notes_on_energy(s, receipt, meter.why_unavailable or "the trials were recorded without a meter")
 
 
 def _searched(

@@ -57,7 +57,7 @@ def _tried(choice: Choice, receipt: Receipt, cumulative: Mapping[str, tuple[floa
     kept = [entry for entry in entries if entry.verdict == KEPT and entry.value == value]
     if kept:
         predicted, measured = cumulative[choice.name]
-        return Choice(choice.name, value, kept[-1].why, source, predicted, measured, _unforeseen(kept[-1]))
+        return Choice(choice.name, value, kept[-1].why, source, predicted, measured, kept[-1].step_j, _unforeseen(kept[-1]))
     tried = [entry for entry in entries if entry.verdict == REJECTED]
     if tried:
         return Choice(choice.name, value, f"tried {show_value(tried[-1].value)}: {tried[-1].why}", source)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from torch import nn
@@ -89,6 +89,7 @@ class Recipe(BaseModel):
     freeze: tuple[str, ...] = ()
     unfreeze: Annotated[dict[str, Amount], checked(check_unfreeze)] = Field(default_factory=dict)
     rates: dict[str, Number] = Field(default_factory=dict)
+    prefer: Literal["time", "energy"] = "time"
     price_per_hour: Annotated[Number, Field(gt=0)] | None = None
     seed: Annotated[Whole, checked(check_seed)] = 0
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -232,6 +233,8 @@ class Recipe(BaseModel):
             del written["inputs"]  # they come from the data
         if not self.unfreeze:
             del written["unfreeze"]  # as in recipes of earlier versions
+        if self.prefer == "time":
+            del written["prefer"]
         return {name: value for name, value in written.items() if value is not None}
 
 
@@ -280,6 +283,7 @@ _WORDS = {
     "int_parsing": "expected a whole number", "int_type": "expected a whole number",
     "int_from_float": "expected a whole number", "float_parsing": "expected a number", "float_type": "expected a number",
     "finite_number": "expected a finite number", "string_type": "expected text", "tuple_type": "expected a list",
+    "literal_error": "expected {expected}",
     "dict_type": "expected keys and values", "greater_than": "expected more than {gt:g}",
     "greater_than_equal": "expected {ge:g} or more", "less_than": "expected less than {lt:g}",
     "less_than_equal": "expected {le:,} or less", "int_parsing_size": "expected a smaller number",

@@ -11,16 +11,20 @@ import gc
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import torch
 
+from flatout.base.errors import MachineError
 from flatout.data.feeds.feed import feed as make_feed
 from flatout.engine.device import peak_bytes, release_cached
 from flatout.engine.job import Job
 from flatout.engine.settings import Settings
+from flatout.machine.energy import device_energy
 from flatout.machine.out_of_memory import is_out_of_memory
+from flatout.machine.power_limit import limited_power
 from flatout.measure.clock import synchronize
 from flatout.measure.proof import StepSnapshot, check_step
 from flatout.plan.tier import free_bytes
@@ -32,11 +36,21 @@ _BATCHES_OF_ALL_SHAPES = 16
 # Repeats: in turns; one after another; of the baseline, which may take seconds. Fewer could not show a difference at 95%.
 _PAIRS, _REPEATS, _REPEATS_ALONE = 7, 5, 4
 _WARM_STEPS, _WARM_ROWS, _WARM_TOKENS = 40, 32, 4096
+_WINDOW_S = 1.0  # a GPU's counter of energy moves every 0.1 s
 _CHUNK_S = 0.03  # timed at once: long compared with the overhead of the clock
 
 
 class TooSlow(Exception):
     """A step is so much slower than the arm it is compared with that the rest is not worth waiting for."""
+
+
+@dataclass(frozen=True)
+class _Timed:
+    steps_s: tuple[float, ...]
+    against_s: tuple[float, ...]
+    steps_j: tuple[float, ...] = ()
+    against_j: tuple[float, ...] = ()
+    meter: str = ""
 
 
 class InputChanged(Exception):
@@ -56,10 +70,12 @@ class Bench:
         self._standing: tuple[dict[str, Any], Arm] | None = None
         self._spare: tuple[Settings, Arm, StepSnapshot] | None = None
         self._is_warm = False
+        self._energy = device_energy(device)
         self.is_lost = False  # the device no longer responds
 
     def close(self) -> None:
         self._served.close()
+        self._energy.close()
 
     def attempt(self, ask: Ask) -> TrialReport:
         """One trial. Any failure is in the report."""
@@ -152,12 +168,17 @@ class Bench:
                 arm.advance(self._job.lr)
                 arm.drain()
         first_s = time.perf_counter() - began_s
-        steps_s, against_s = self._timed(arm, ask)
+        with limited_power(settings.power_limit, self._device) as unlimited:
+            if unlimited:
+                raise MachineError(f"power_limit={settings.power_limit} can't be set: {unlimited}")
+            timed = self._timed(arm, ask)
         held = peak_bytes(self._device)
         self._standing = (settings.to_dict(), arm)
-        return TrialReport(dict(ask.settings), "", "", first_s, steps_s, against_s, held, asdict(check), draws=draws)
+        return TrialReport(
+            dict(ask.settings), first_s=first_s, peak_bytes=held, check=asdict(check), draws=draws, **asdict(timed)
+        )
 
-    def _timed(self, arm: Arm, ask: Ask) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _timed(self, arm: Arm, ask: Ask) -> _Timed:
         other = self._other(ask.against) if self._device.type == "cpu" and ask.against is not None else None
         once_s = _seconds(arm, 1)
         if ask.slowest_step_s is not None:
@@ -168,14 +189,35 @@ class Bench:
         arms = [arm] if other is None else [arm, other]
         least = _PAIRS if other is not None else _REPEATS if ask.against is not None else _REPEATS_ALONE
         repeats = max(least, min(3 * least, int(ask.measure_s / max(1e-6, len(arms) * steps * once_s))))
-        found: dict[int, list[float]] = {id(one): [] for one in arms}
+        found: dict[int, list[tuple[float, float | None]]] = {id(one): [] for one in arms}
         if steps > 1:  # an untimed chunk first, as launches may run ahead
             for one in arms:
                 _seconds(one, steps)
         for number in range(repeats):
             for one in arms[:: -1 if number % 2 else 1]:
-                found[id(one)].append(_seconds(one, steps) / steps)
-        return tuple(found[id(arm)]), () if other is None else tuple(found[id(other)])
+                found[id(one)].append(self._metered(one, steps))
+        steps_s, against_s = (tuple(seconds for seconds, _ in found.get(id(one), ())) for one in (arm, other))
+        if self._energy.resolution_s > _CHUNK_S / 10:  # too slow for single repeats
+            joules = [self._windows(arm, median(steps_s), ask.energy_windows), []]
+        else:
+            joules = [[used for _, used in found.get(id(one), ())] for one in (arm, other)]
+        known = [tuple(used for used in of_arm if used) for of_arm in joules]
+        if not known[0] or any(len(some) != len(whole) for some, whole in zip(known, joules, strict=True)):
+            return _Timed(steps_s, against_s)
+        return _Timed(steps_s, against_s, known[0], known[1], self._energy.name)
+
+    def _metered(self, arm: Arm, steps: int) -> tuple[float, float | None]:
+        """Seconds and joules of a step."""
+        before_j = self._energy.read_j()
+        seconds, after_j = _seconds(arm, steps), self._energy.read_j()
+        return seconds / steps, None if before_j is None or after_j is None else (after_j - before_j) / steps
+
+    def _windows(self, arm: Arm, step_s: float, count: int) -> list[float | None]:
+        """Joules of a step, measured for about a second each time."""
+        if self._energy.why_unavailable:
+            return []
+        steps = max(1, math.ceil(_WINDOW_S / max(step_s, 1e-6)))
+        return [self._metered(arm, steps)[1] for _ in range(count)]
 
     def _other(self, settings: Mapping[str, Any]) -> Arm:
         """The arm to compare with, built again if it was not the last one tried."""

@@ -20,6 +20,7 @@ class Ask:
     measure_s: float = 2.0  # approximate time for timing
     slowest_step_s: float | None = None  # a slower step ends the trial
     patience_s: float | None = None  # for the whole trial without the process start; then it counts as hung
+    energy_windows: int = 1  # how often the energy of a second of steps is measured, with a meter too slow for single repeats
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class TrialReport:
     check: Mapping[str, Any] | None = None  # of one step, against the baseline
     took_s: float = 0.0
     draws: bool = False  # the model uses random numbers, so its repeats differ
+    steps_j: tuple[float, ...] = ()  # joules per step, one per repeat or window; empty: no meter
+    against_j: tuple[float, ...] = ()  # of the other arm, in turns with these
+    meter: str = ""  # that the joules are from
 
     @property
     def ran(self) -> bool:
@@ -46,7 +50,8 @@ class TrialReport:
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> TrialReport:
-        return cls(**{**written, "steps_s": tuple(written["steps_s"]), "against_s": tuple(written["against_s"])})
+        repeats = ("steps_s", "against_s", "steps_j", "against_j")
+        return cls(**{**written, **{name: tuple(written.get(name, ())) for name in repeats}})
 
 
 @dataclass(frozen=True)
