@@ -208,6 +208,20 @@ def test_the_generator_says_when_it_was_the_limit(measured: Measured) -> None:
     assert found["generator"]["lag_ms"]["p99"] > 100 and found["latency_ms"]["p99"] > 100, "late requests are late answers"
 
 
+def test_a_page_of_the_result(command: Command, tmp_path: Path) -> None:
+    page = tmp_path / "load.html"
+    with serving(polite) as server:
+        code, printed, _ = command(server.url, *SHORT, "--slo", "p99 5 s", "--html", page, "--row", '{"a": "<img>"}')
+        assert code == 0 and printed.startswith("offered") and "held" in page.read_text()
+        written = page.read_text()
+        assert written.count("<figure>") == 1 and "goal p99 5 s" in written and server.url in written
+        goal = ("--find", "--slo", "p50 0.001 ms", "--rate", "50/s", "--for", "0.1 s")
+        code, _, said = command(f"{server.url}/x", *goal, "--html", page)
+        assert code == 1, said
+        assert page.read_text().count("<figure>") == 1 and "Rates that were tried" in page.read_text()
+        assert command(server.url, *SHORT, "--html", tmp_path)[0] == 2
+
+
 # ---- the highest rate ----
 
 

@@ -12,9 +12,12 @@ import typer
 
 from flatout.base.errors import UsageError
 from flatout.cli.durations import seconds_if, seconds_of
-from flatout.cli.output import print_json
+from flatout.cli.output import check_page_path, print_json, write_page
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flatout.base.tree import Doc
     from flatout.loadtest.arrivals import Seconds
     from flatout.loadtest.goal import LoadGoal
     from flatout.loadtest.measuring import LoadResult, LoadTest
@@ -35,6 +38,23 @@ class _Search:
     warm_s: float | None
     arrivals: str
     seed: int
+
+
+@dataclass(frozen=True)
+class _Output:
+    """How a result is shown. `asked`: what was asked for, which JSON and the page say too."""
+
+    asked: dict[str, Any]
+    as_json: bool
+    html: Path | None
+
+    def show(self, text: str, data: dict[str, Any], doc: Callable[[dict[str, Any]], Doc]) -> None:
+        print_json({**self.asked, **data}) if self.as_json else print(text)
+        if self.html is not None:
+            from flatout.base.html import to_html
+
+            write_page(self.html, to_html(doc(self.asked), f"Load on {self.asked['url']}"))
+            _say(f"wrote {self.html}")
 
 
 def load(
@@ -69,15 +89,21 @@ def load(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Accept any TLS certificate.")] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of arrivals and tensors.")] = 0,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page to this file.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure a server with requests at scheduled times. Latency counts from the scheduled time, waiting included."""
+    """Measure a server with requests at scheduled times. Latency counts from the scheduled time, waiting included.
+
+    Example: flatout load http://127.0.0.1:8000 --rate 200/s --for 30s --html load.html
+    """
     from flatout.loadtest.content import LoadContent
     from flatout.loadtest.goal import LoadGoal
     from flatout.loadtest.measuring import LoadLimits, LoadTest, processes_for
     from flatout.loadtest.one_answer import check_first
     from flatout.loadtest.target import LoadTarget
 
+    if html is not None:
+        check_page_path(html)
     goal = LoadGoal.parse(slo) if slo is not None else None
     _check(rate, closed, find, goal, arrivals)
     run_s, warm_s = seconds_if("--for", seconds), seconds_if("--warm-up", warm_up)
@@ -95,17 +121,17 @@ def load(
     in_turn = f", {len(requests):,} different ones in turn" if len(requests) > 1 else ""
     _say(f"{target}: {first.method} {first.path}, {len(first.body):,} bytes of body{in_turn}")
     asked = {"url": str(target), "method": first.method, "path": first.path, "body_bytes": size, "bodies": len(requests)}
-    about = {**asked, "arrivals": None if closed else arrivals, "seed": seed} if as_json else None
+    output = _Output({**asked, "arrivals": None if closed else arrivals, "seed": seed}, as_json, html)
     with LoadTest(target, requests, limits, count) as test:
         if find:
             assert goal is not None
-            _find(test, goal, _Search(rate_per_s, run_s, warm_s, arrivals, seed), about)
+            _find(test, goal, _Search(rate_per_s, run_s, warm_s, arrivals, seed), output)
         elif closed:
             run_s = run_s or 10.0
-            _report(test.closed_loop(closed, run_s, _warm(run_s, warm_s)), goal, about)
+            _report(test.closed_loop(closed, run_s, _warm(run_s, warm_s)), goal, output)
         else:
             assert times_s is not None and run_s is not None
-            _report(test.open_loop(times_s, run_s, _warm(run_s, warm_s)), goal, about)
+            _report(test.open_loop(times_s, run_s, _warm(run_s, warm_s)), goal, output)
 
 
 def _check(rate: str | None, closed: int | None, find: bool, goal: LoadGoal | None, arrivals: str) -> None:
@@ -136,19 +162,20 @@ def _schedule(arrivals: str, rate: float | None, run_s: float | None, seed: int)
     return times_s[times_s < run_s], run_s
 
 
-def _report(result: LoadResult, goal: LoadGoal | None, about: dict[str, Any] | None) -> None:
-    """`about`: what was asked for, to print as JSON with the result; None prints text."""
+def _report(result: LoadResult, goal: LoadGoal | None, output: _Output) -> None:
+    from flatout.loadtest.page import result_doc
     from flatout.loadtest.showing import result_data, result_text
 
-    print(result_text(result, goal)) if about is None else print_json({**about, **result_data(result, goal)})
+    output.show(result_text(result, goal), result_data(result, goal), lambda asked: result_doc(result, goal, asked))
     if result.recorded.was_interrupted:
         raise typer.Exit(_INTERRUPTED)
     if goal is not None and result.figures.share_within(goal) < goal.share:
         raise typer.Exit(1)
 
 
-def _find(test: LoadTest, goal: LoadGoal, asked: _Search, about: dict[str, Any] | None) -> None:
+def _find(test: LoadTest, goal: LoadGoal, asked: _Search, output: _Output) -> None:
     from flatout.loadtest.finding import RateSearch
+    from flatout.loadtest.page import search_doc
     from flatout.loadtest.showing import search_data, search_text, step_line
 
     first_rate = asked.first_rate
@@ -169,7 +196,7 @@ def _find(test: LoadTest, goal: LoadGoal, asked: _Search, about: dict[str, Any] 
         return test.open_loop(times_s, measured_s + warm_s, warm_s)
 
     found = RateSearch(measure, goal, asked.step_s, lambda step: _say(step_line(step, goal))).run(first_rate)
-    print(search_text(found, goal)) if about is None else print_json({**about, **search_data(found, goal)})
+    output.show(search_text(found, goal), search_data(found, goal), lambda asked: search_doc(found, goal, asked))
     if found.was_interrupted:
         raise typer.Exit(_INTERRUPTED)
     if found.rate is None:

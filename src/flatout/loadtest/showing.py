@@ -53,7 +53,7 @@ def result_text(result: LoadResult, goal: LoadGoal | None) -> str:
         ]
     if goal is not None:
         within = found.share_within(goal)
-        told = f"{_percent(within)} of all requests had a good answer within {show_seconds(goal.limit_s)}"
+        told = f"{percent(within)} of all requests had a good answer within {show_seconds(goal.limit_s)}"
         lines += ["", f"goal {goal}: {'held' if within >= goal.share else 'MISSED'}; {told}"]
     lines += ["", *_plot(found.spans)]
     return "\n".join(lines)
@@ -106,16 +106,19 @@ def result_data(result: LoadResult, goal: LoadGoal | None) -> dict[str, Any]:
 def step_line(step: LoadStep, goal: LoadGoal) -> str:
     """While the search goes on."""
     found = step.result.figures
-    return f"{_rate(step.rate):>9}/s  {_name(goal.share)} {show_seconds(found.latency_s(goal.share)):>8}  {_verdict(step)}"
+    return f"{rate_text(step.rate):>9}/s  {_name(goal.share)} {show_seconds(found.latency_s(goal.share)):>8}  {_verdict(step)}"
 
 
 def search_text(found: HighestRate, goal: LoadGoal) -> str:
+    nodes: list[Node] = [TextLine(line) for line in found_lines(found, goal)]
+    return to_text(Doc([*nodes, TextLine(), step_table(found, goal)]))
+
+
+def step_table(found: HighestRate, goal: LoadGoal) -> Table:
     columns = [TableColumn("rate", "offered/s", right=True), TableColumn("achieved", "answered/s", right=True),
                TableColumn("requests", "requests", right=True), TableColumn("latency", _name(goal.share), right=True),
                TableColumn("verdict", f"goal {goal}")]  # fmt: skip
-    rows = [_step_row(step, goal) for step in found.steps]
-    nodes: list[Node] = [TextLine(line) for line in _found_lines(found, goal)]
-    return to_text(Doc([*nodes, TextLine(), Table("steps", columns, rows)]))
+    return Table("steps", columns, [_step_row(step, goal) for step in found.steps])
 
 
 def search_data(found: HighestRate, goal: LoadGoal) -> dict[str, Any]:
@@ -133,33 +136,33 @@ def search_data(found: HighestRate, goal: LoadGoal) -> dict[str, Any]:
     }
 
 
-def _found_lines(found: HighestRate, goal: LoadGoal) -> list[str]:
+def found_lines(found: HighestRate, goal: LoadGoal) -> list[str]:
     lines = ["interrupted; this is what was found until then"] if found.was_interrupted else []
     if found.rate is None:
         lowest = min((step.rate for step in found.steps), default=0.0)
-        lines.append(f"no rate held {goal}; the lowest tried was {_rate(lowest)}/s")
+        lines.append(f"no rate held {goal}; the lowest tried was {rate_text(lowest)}/s")
         return lines + (_GENERATOR_LIMITED if found.is_generator_limited else [])
     if found.missed is None:
-        return [*lines, f"{_rate(found.rate)}/s holds {goal}; no rate that misses it was found"]
+        return [*lines, f"{rate_text(found.rate)}/s holds {goal}; no rate that misses it was found"]
     best = [step for step in found.steps if step.rate == found.rate and step.held]
-    lines.append(f"{_rate(found.rate)}/s is the highest rate that holds {goal}")
+    lines.append(f"{rate_text(found.rate)}/s is the highest rate that holds {goal}")
     worst_s = max(step.result.figures.latency_s(goal.share) for step in best)
     times = "once" if len(best) == 1 else f"{len(best)} times"
     count = sum(step.result.figures.scheduled for step in best)
     lines.append(f"it held {times}, {count:,} requests, {_name(goal.share)} at most {show_seconds(worst_s)}")
     if found.is_generator_limited:
-        lines += [f"at {_rate(found.missed)}/s it is missed", *_GENERATOR_LIMITED]
+        lines += [f"at {rate_text(found.missed)}/s it is missed", *_GENERATOR_LIMITED]
     else:
         why = next(step.why for step in reversed(found.steps) if step.rate == found.missed and not step.held)
-        lines.append(f"at {_rate(found.missed)}/s it is missed: {why}")
+        lines.append(f"at {rate_text(found.missed)}/s it is missed: {why}")
     return lines
 
 
 def _step_row(step: LoadStep, goal: LoadGoal) -> dict[str, Any]:
     found = step.result.figures
     return {
-        "rate": _rate(step.rate),
-        "achieved": _rate(found.achieved_rate),
+        "rate": rate_text(step.rate),
+        "achieved": rate_text(found.achieved_rate),
         "requests": f"{found.scheduled:,}",
         "latency": show_seconds(found.latency_s(goal.share)),
         "verdict": f"{_verdict(step)}{' (generator at its limit)' if step.is_ours else ''}",
@@ -248,10 +251,10 @@ def _name(share: float) -> str:
     return f"p{100 * share:g}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Never rounded up to a goal that was missed."""
     return f"{int(1e5 * share) / 1e3:g}%"
 
 
-def _rate(per_s: float) -> str:
+def rate_text(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"
