@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flatout.models.gpt import gpt
 from flatout.packaging.capture import capture
+from flatout.shrinking.training.cuts import Width
 from flatout.shrinking.training.sizes import flops_of, narrowed, weights_of
 from flatout.shrinking.training.surgery import cut
-from flatout.shrinking.training.widths import Width, widths_of
+from flatout.shrinking.training.widths import widths_of
 
 
 class Whole(nn.Module):
@@ -47,6 +49,17 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.first(x) * self.gate(x).sigmoid())
+
+
+class WithItself(nn.Module):
+    """The input of the model is added, whose width is not a layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.inner(x).relu())
 
 
 class Tied(nn.Module):
@@ -96,6 +109,9 @@ def followed(model: nn.Module, shape: tuple[int, ...]) -> tuple[dict[str, Width]
          ROWS, ["0", "3"]),
         (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)), PICTURES, ["0"]),
         (Swish, ROWS, ["first"]),
+        (Gated, ROWS, ["first"]),
+        (lambda: Residual(False), PICTURES, ["first"]),
+        (lambda: Residual(True), PICTURES, ["first", "one"]),
         (lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
                                nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6, 4)), PICTURES, ["0", "4"]),
     ],
@@ -134,8 +150,7 @@ def test_a_layer_norm_follows_its_layer() -> None:
 @pytest.mark.parametrize(
     ("make", "shape", "words"),
     [
-        (lambda: Residual(False), PICTURES, {"first": "a residual connection", "one": "a residual connection"}),
-        (Gated, ROWS, {"first": "multiplied with another value", "gate": "multiplied with another value"}),
+        (WithItself, ROWS, {"inner": "added to a value that no layer of the same width makes"}),
         (Tied, ROWS, {"head": "softmax"}),
         (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, groups=1), nn.Conv2d(8, 4, 1, groups=2), nn.Flatten(), nn.Linear(144, 4)),
          PICTURES, {"0": "a convolution in groups", "1": "in groups"}),
@@ -151,9 +166,64 @@ def test_a_width_that_ends_elsewhere_is_refused_with_the_reason(
         assert expected in widths[layer].why_not
 
 
-def test_inside_of_a_residual_block_a_layer_can_be_cut() -> None:
-    widths, _ = followed(Residual(True), PICTURES)
-    assert [name for name, one in widths.items() if not one.why_not] == ["one"]
+def token_model(tied: bool = True) -> tuple[nn.Module, dict[str, Width], Tensor]:
+    torch.manual_seed(0)
+    model = gpt(vocabulary=20, window=16, layers=2, heads=2, width=16, tied=tied, bias=True).eval()
+    x = torch.randint(0, 20, (3, 16))
+    captured = capture(Whole(model), {"x": x})
+    return model, {one.layer: one for one in widths_of(captured.program, model, captured.weights, {"x": x})}, x
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_transformer_gets_a_narrower_stream_heads_and_hidden_layers(tied: bool) -> None:
+    model, widths, x = token_model(tied)
+    free = {name: one for name, one in widths.items() if not one.why_not}
+    stream = f"the table {'head' if tied else 'tokens'}"
+    assert free[stream].size == 16
+    assert {name for name in free if name != stream} == {
+        f"blocks.{block}.{layer}" for block in range(2) for layer in ("attention.qkv", "expand")
+    }
+    kept = {name: torch.arange(one.size // 2) for name, one in free.items()}
+    smaller = cut(model, list(widths.values()), kept)
+    assert smaller(x).shape == (3, 16, 20) and weights_of(smaller) < 0.4 * weights_of(model)
+    assert (smaller.head.weight is smaller.tokens.weight) is tied
+    assert smaller.blocks[0].attention.qkv.weight.shape == (24, 8), "two heads of 4 instead of 8, of queries, keys and values"
+    assert capture(Whole(smaller), {"x": x}).program.nodes
+
+
+@pytest.mark.parametrize("heads_of", ["one layer", "three layers"])
+def test_numbers_of_a_head_that_are_all_zero_are_cut_without_a_difference(heads_of: str) -> None:
+    """The products of queries and keys are divided by the root of what is left, which the cut makes up for."""
+    model: nn.Module = Attention()
+    x = torch.randn(3, 5, 12)
+    if heads_of == "one layer":
+        model, _, x = token_model()
+    captured = capture(Whole(model.eval()), {"x": x})
+    widths = widths_of(captured.program, model, captured.weights, {"x": x})
+    name = "blocks.0.attention.qkv" if heads_of == "one layer" else "query"
+    width = next(one for one in widths if one.layer == name)
+    assert not width.why_not and width.size == {"one layer": 8, "three layers": 6}[heads_of]
+    kept = torch.tensor([0, 2, 3])
+    with torch.no_grad():
+        mask = torch.zeros(width.size).index_fill(0, kept, 1.0)
+        for one in width.makers:
+            weight = dict(model.named_parameters())[one.weight.removeprefix("model.")]
+            weight.mul_(mask.repeat(one.repeat).reshape(-1, *[1] * (weight.dim() - 1)))
+        torch.testing.assert_close(cut(model, widths, {name: kept})(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+class Attention(nn.Module):
+    """Its sizes follow from its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(12, 12) for _ in range(3))
+        self.out = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [layer(x).unflatten(-1, (2, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)]
+        mixed = nn.functional.scaled_dot_product_attention(*parts)
+        return self.out(mixed.transpose(1, 2).flatten(2)).mean(1)
 
 
 def test_the_cut_is_the_widest_that_has_the_share_of_the_work() -> None:

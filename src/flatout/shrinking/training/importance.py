@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flatout.data.source import Batch
 from flatout.objectives.objective import Objective
-from flatout.shrinking.training.widths import MODEL, Width
+from flatout.shrinking.training.cuts import MODEL, Width
 
 _AT_ONCE = 64
 
@@ -17,7 +17,7 @@ _AT_ONCE = 64
 def importance(model: nn.Module, objective: Objective, rows: Batch, widths: Sequence[Width]) -> dict[str, Tensor]:
     """For each layer a number for each channel. A batch adds the square of weight times gradient, summed over the channel."""
     found = {width.layer: torch.zeros(width.size, dtype=torch.float64) for width in widths if not width.why_not}
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for start in range(0, len(rows["y"]), _AT_ONCE):
         loss_sum, weight = objective(model, {name: column[start : start + _AT_ONCE] for name, column in rows.items()})
         gradients = torch.autograd.grad(loss_sum / weight, list(parameters.values()), allow_unused=True)
@@ -34,7 +34,6 @@ def _of_channels(width: Width, parameters: Mapping[str, Tensor], gradients: Mapp
         name = one.weight.removeprefix(MODEL)
         gradient = gradients.get(name)
         if gradient is not None:
-            total += (parameters[name].detach() * gradient).flatten(1 if gradient.dim() > 1 else 0).double().cpu().reshape(
-                width.size, -1
-            ).sum(1)  # fmt: skip
+            worth = (parameters[name].detach() * gradient).movedim(one.dim, 0)
+            total += worth.double().cpu().reshape(one.repeat, width.size, -1).sum((0, 2))
     return total

@@ -24,10 +24,12 @@ from flatout.recipe.schema import Recipe
 from flatout.runs.in_use import as_trained
 from flatout.runs.train import run as train
 from flatout.runs.trained import trained_model
+from flatout.shrinking.training.cuts import Width
 from flatout.shrinking.training.importance import importance
 from flatout.shrinking.training.sizes import flops_of, weights_of
+from flatout.shrinking.training.surgery import cut
 from flatout.shrinking.training.teaching import KNOWN, TaughtLoss
-from flatout.shrinking.training.widths import Width, widths_of
+from flatout.shrinking.training.widths import widths_of
 
 if TYPE_CHECKING:
     import onnx
@@ -82,7 +84,18 @@ class Lessons:
         program = self._package.program
         if not isinstance(program, Program):
             return []
-        return widths_of(program, self.model, self._package.weights, self._package.samples.first(_FEW).rows)
+        found = widths_of(program, self.model, self._package.weights, self._package.samples.first(_FEW).rows)
+        for width in found:
+            width.why_not = width.why_not or self._why_not_run_without_half_of(width)
+        return found
+
+    def _why_not_run_without_half_of(self, width: Width) -> str:
+        """The model's own code may have sizes written out, which its graph does not show."""
+        try:
+            self.flops(cut(self.model, [width], {width.layer: torch.arange(max(1, width.size // 2))}))
+        except Exception as error:  # any code
+            return f"the model does not run without half of it: {str(error).strip().partition(chr(10))[0]}"
+        return ""
 
     @cached_property
     def worth(self) -> dict[str, torch.Tensor]:

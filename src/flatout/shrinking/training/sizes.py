@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from flatout.shrinking.training.cuts import Width
 from flatout.shrinking.training.surgery import cut
-from flatout.shrinking.training.widths import Width
 
 _ROUND = 4  # channels: kernels are written for groups of them
 _TRIES = 12
