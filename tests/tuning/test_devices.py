@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -51,7 +52,8 @@ def _stacks_of_four() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TrialCrew, "measure_layout", lambda self, trials, limit_s: layout)
         patch.setattr("flatout.tuning.study.driver._MEASURING_S", 1e9)
-        patch.setattr("flatout.tuning.study.driver._WORTH_SAVING_S", 0.0)
+        patch.setattr("flatout.tuning.study.saving.LEAST_S", 0.0)
+        patch.setattr("flatout.tuning.study.saving._SHARE", math.inf)
         patch.setattr("flatout.tuning.study.finals._SIZES", ((1, 1, 3),))
         yield
 
@@ -157,7 +159,7 @@ class Slow:
     def ask(self, question: Mapping[str, Any], limit_s: float | None) -> dict[str, Any]:
         ((verb, given),) = question.items()
         if verb != "train":
-            return {"seen": True, "identity": "a", "total_steps": 9, "metric": "accuracy"}
+            return {"seen": True, "identity": "a", "total_steps": 9, "state_bytes": 12.0, "metric": "accuracy"}
         self.begun.set()
         assert self.ends.wait(20)
         return {"scores": {str(number): number / 10 for number, _ in given["trials"]}, "seconds": 1.0}

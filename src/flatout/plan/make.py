@@ -102,8 +102,10 @@ def plan_of_share(
     return replace(plan, batch=round(job.rows_per_step)), receipt
 
 
-def default_plan(recipe: Recipe, job: Job, cache: Path | None) -> Plan:
-    return _chosen(recipe, job, recipe.pins, pick_device(recipe.pins.get("device", "auto")), cache)[0]
+def default_plan(recipe: Recipe, job: Job, cache: Path | None, pins: Mapping[str, Any] | None = None) -> Plan:
+    """`pins`: instead of the recipe's."""
+    pinned = recipe.pins if pins is None else pins
+    return _chosen(recipe, job, pinned, pick_device(pinned.get("device", "auto")), cache)[0]
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,9 @@ class _Sitting:
             start=[] if (own := own_point(self.recipe, self.space)) is None else [own],
             earlier=[(point, score) for point, score in folder.asked["earlier"]],
         )
-        driver = Driver(self.recipe, self.space, search, crew, log, spending, total=about["total_steps"])
+        driver = Driver(
+            self.recipe, self.space, search, crew, log, spending, total=about["total_steps"], state_bytes=about["state_bytes"]
+        )
         driver.replay(events)
         if events:
             folder.reopen({**folder.asked, **self._limits()})

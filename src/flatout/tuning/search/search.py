@@ -111,7 +111,7 @@ class TrialSearch:
 
     def _next(self) -> Rung | None:
         if not self.trials:
-            return self._new_trials(max(self.width, min(self.together, _MOST_TOGETHER)))
+            return self._new_trials(max(self.width, self._most_at_once))
         if self.standing.spent >= 1:
             return None
         if not self.first.measured:
@@ -141,10 +141,19 @@ class TrialSearch:
         at = min((one.at for one in self.standing.good()), default=0)
         self.plan = [place for place, step in enumerate(self.ladder) if step > at and place > self.first.place]
         left = self.standing.steps_left() / self.standing.total
-        together = min(self.together, _MOST_TOGETHER)
-        self.width = max(_WAVE, math.ceil(min(max(_MOST_WAVE, together), left / _WAVES)))
-        if math.isfinite(self.most_trials):  # in a few waves, each as wide as pays
-            self.width = min(self.width, max(_WAVE, together, math.ceil(self.most_trials / _FEWEST_WAVES)))
+        self.width = max(_WAVE, math.ceil(min(max(_MOST_WAVE, self._most_at_once), left / _WAVES)))
+        if math.isfinite(self.most_trials):
+            self.width = min(self.width, self._wave_of_few)
+
+    @property
+    def _most_at_once(self) -> int:
+        """As many as cost about as much as one; of few trials not all, because later waves learn from earlier ones."""
+        wide = min(self.together, _MOST_TOGETHER)
+        return min(wide, self._wave_of_few) if math.isfinite(self.most_trials) else wide
+
+    @property
+    def _wave_of_few(self) -> int:
+        return max(_WAVE, math.ceil(self.most_trials / _FEWEST_WAVES))
 
     def _new_trials(self, count: int) -> Rung | None:
         count = int(min(count, self.most_trials - len(self.trials)))

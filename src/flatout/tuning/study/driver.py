@@ -26,6 +26,7 @@ from flatout.tuning.search.trials import Rung, RungAnswer
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.finals import RECIPE, Size, size_for
 from flatout.tuning.study.interrupts import interrupts_wait
+from flatout.tuning.study.saving import UnsavedTraining
 from flatout.tuning.study.spending import Spending, Spent
 from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.layout import NONE, SERIAL, Layout, packed
@@ -36,8 +37,6 @@ _SHORT = 0.2  # of the budget: a trial that is trained although the budget is sp
 _BETTER = 1.1  # several processes must be faster by this factor
 _MEASURING_S, _MEASURING = 5.0, 0.05  # of layouts: seconds, and a share of the study's time
 _MOST_LOOKED_AT = 256  # trials, when layouts are measured
-_WORTH_SAVING_S = 2.0  # of training since the last save, if that took _A_SAVE_S; more if it took longer
-_A_SAVE_S = 0.04
 _MOST_BESIDE = 4  # trainings of the finals that surely find a device each
 _UNFIT = (
     "the study's log does not fit its space and seed: another version wrote it, or it was changed; --fresh starts a new study"
@@ -67,8 +66,9 @@ class Driver:
         spending: Spending,
         *,
         total: int,
+        state_bytes: float,
     ) -> None:
-        """`total`: steps of a whole trial."""
+        """`total`: steps of a whole trial; `state_bytes`: what it takes to go on with one."""
         self._recipe, self._space, self._search, self._crew = recipe, space, search, crew
         self._log, self._spending, self._total = log, spending, total
         self.standings: dict[int, TrialStanding] = {}
@@ -78,8 +78,7 @@ class Driver:
         self.degraded: list[str] = []  # why trials were trained slower than they could be
         self.lost: list[str] = []  # processes that ended before they should
         self._scores: dict[int, float] = {}  # the last of each trial
-        self._unsaved_s, self._save_s = 0.0, 0.0
-        self._unsaved: set[int] = set()  # trials that were trained since the last save
+        self._unsaved = UnsavedTraining(state_bytes)
 
     @property
     def last_scores(self) -> list[float]:
@@ -225,12 +224,11 @@ class Driver:
         ended = [one.number for one in self.standings.values() if one.failed or one.step == self._total]
         if ended:
             self.lost += self._crew.ask_all({"forget": {"numbers": ended}})
-        if self._unsaved_s >= _WORTH_SAVING_S * max(1.0, self._save_s / _A_SAVE_S):
+        if numbers := self._unsaved.worth_saving(ended):
             began_s = time.monotonic()
-            if whys := self._crew.ask_all({"save": {"numbers": sorted(self._unsaved - set(ended))}}):
+            if whys := self._crew.ask_all({"save": {"numbers": numbers}}):
                 self._log.emit("not_saved", why="; ".join(whys))  # a killed study trains these trials again
-            self._save_s = time.monotonic() - began_s
-            self._unsaved_s, self._unsaved = 0.0, set()
+            self._unsaved.saved(len(numbers), time.monotonic() - began_s)
 
     def _trained(self, rung: Rung) -> Mapping[str, Any]:
         began_s = time.monotonic()
@@ -257,9 +255,8 @@ class Driver:
                 scores[number] = score
         for one in standings:
             one.step = rung.to
-            self._unsaved.add(one.number)
+        self._unsaved.add((one.number for one in standings), trained.seconds)
         self.training_s += trained.seconds
-        self._unsaved_s += trained.seconds
         spent = self._spending.spent
         return {
             "to": rung.to,

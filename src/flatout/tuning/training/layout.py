@@ -25,8 +25,9 @@ from flatout.tuning.training.unfolded import GROUPED, UNFOLDED, convolution_form
 
 STACKED, PACKED, SERIAL = "stacked", "packed", "serial"
 NONE = "none"  # not even one of them could be measured in time
-_WARM, _TIMED_S = 6, 0.2  # steps before the clock starts; time of each measurement
-_TURNS, _A_TURN, _LONGEST_TURN_S = 3, 8, 0.1  # measurements at least, and the steps and time of each
+_WARM = 6  # steps before the clock starts
+_TIMED_S, _TIMED_ON_DEVICE_S = 0.2, 0.1  # of each measurement; on a device of its own times hardly vary
+_TURNS, _A_TURN = 3, 8  # measurements at least, and the most steps of each, which take at most half of that time
 _A_TURN_ON_DEVICE = 64  # the host's work at the start of each turn is then a small part of it
 _CLOSE = 0.7  # of the best rate: if a width is slower, wider ones are not looked at
 _PROMISING = 0.8  # of the best rate of a width: what is slower is not looked at with more trials
@@ -178,7 +179,7 @@ def _threads(count: int) -> str:
     return "on the device" if not count else "1 thread" if count == 1 else f"{count} threads"
 
 
-def alone_rate(group: Group, candidate: TrialCandidate, threads: int, timed_s: float = _TIMED_S) -> float:
+def alone_rate(group: Group, candidate: TrialCandidate, threads: int, timed_s: float | None = None) -> float:
     """Steps a second of one trial."""
     return 1 / _step_seconds(group, Alone(group, [candidate]).train, threads, timed_s)
 
@@ -199,9 +200,11 @@ def _stack_rate(group: Group, candidates: Sequence[TrialCandidate], threads: int
         return None
 
 
-def _step_seconds(group: Group, train: Callable[[int], None], threads: int, timed_s: float = _TIMED_S) -> float:
+def _step_seconds(group: Group, train: Callable[[int], None], threads: int, timed_s: float | None = None) -> float:
     """Of one step: the median of several turns, without the first steps, which load kernels and capture graphs."""
-    done = 0
+    on_device, done = group.device.type != "cpu", 0
+    if timed_s is None:
+        timed_s = _TIMED_ON_DEVICE_S if on_device else _TIMED_S
 
     def seconds(steps: int) -> float:
         nonlocal done
@@ -211,14 +214,13 @@ def _step_seconds(group: Group, train: Callable[[int], None], threads: int, time
         synchronize(group.device)
         return time.perf_counter() - began_s
 
-    on_device = group.device.type != "cpu"
     with group.with_threads(threads):
         warm = min(_WARM, group.total_steps)
         took_s = seconds(warm)
         if on_device and done + warm <= group.total_steps:
             took_s = seconds(warm)
         most = _A_TURN_ON_DEVICE if on_device else _A_TURN
-        steps = max(1, min(most, int(warm * _LONGEST_TURN_S / max(took_s, 1e-9))))
+        steps = max(1, min(most, int(warm * timed_s / 2 / max(took_s, 1e-9))))
         turns, ends_s = list[float](), time.perf_counter() + timed_s
         while done + steps <= group.total_steps and (len(turns) < _TURNS or time.perf_counter() < ends_s):
             turns.append(seconds(steps) / steps)

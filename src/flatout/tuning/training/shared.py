@@ -170,8 +170,8 @@ class ScoringRows:
 
 
 def trial_settings(recipe: Recipe, job: Job, cache: Path | None, threads: int) -> Settings:
-    """As a run's, without what takes longer to prepare than a trial may last."""
-    chosen = default_plan(recipe, job, cache).settings.to_dict()
+    """As a run's, without what takes longer to prepare than a trial may last, or is measured for trials anyway."""
+    chosen = default_plan(recipe, job, cache, {**recipe.pins, "threads": max(1, threads)}).settings.to_dict()
     plain = Settings()
     kept_plain = ("graph", "compile", "mesh", "pipeline", "micro_batch")
     chosen |= {name: getattr(plain, name) for name in kept_plain} | {"threads": threads}

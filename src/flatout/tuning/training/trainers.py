@@ -23,6 +23,7 @@ from flatout.tuning.training.shared import Group
 from flatout.tuning.training.stack import TrialStack
 
 Make = Callable[[Sequence[str]], Recipe]  # a recipe with overrides
+_STATE = 3  # times the weights: with what most optimizers keep of them
 
 
 class Trainers:
@@ -52,6 +53,7 @@ class Trainers:
             "judged_on": group.judged_on,
             "device": str(group.device),
             "precision": group.settings.precision,
+            "state_bytes": _STATE * sum(one.nbytes for one in group.job.model.parameters() if one.requires_grad),
             "identity": identity(candidate.recipe, group.job).whole,
         }
 
