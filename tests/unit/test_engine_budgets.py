@@ -94,8 +94,6 @@ def test_spent_budgets_follow_the_clock(budget: str, whole_s: float, price: floa
     clock.now_s += whole_s / 2
     resumed.spend(progress)
     assert resumed.is_spent(progress)
-    if price:
-        assert resumed.cost_usd(progress) == pytest.approx(whole_s / 3600 * price)
 
 
 def test_energy_follows_the_counter() -> None:
@@ -121,7 +119,7 @@ def test_a_run_by_time_or_money_ends_in_time(tmp_path: Path, budget: str, price:
     run = train(tmp_path, budget=budget, price_per_hour=price, evaluate=None, settings={"log_every": 5})
     elapsed_s = kinds(run, "step")[-1]["elapsed_s"]
     assert 0.3 <= elapsed_s < 3 and run.result["steps"] > 0 and run.result["reason"] == "budget spent"
-    assert run.result["cost_usd"] == (pytest.approx(elapsed_s / 300, rel=0.05) if price else None)
+    assert run.result["cost_usd"] == (pytest.approx(run.result["wall_seconds"] / 300) if price else None)
     rates = [event["lr"] for event in kinds(run, "step")]
     assert rates[-1] < max(rates), "the schedule follows the budget"
 

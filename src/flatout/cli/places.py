@@ -6,12 +6,28 @@ import os
 import warnings
 from pathlib import Path
 
+from flatout.base.errors import UsageError
+
 
 def cache_folder() -> Path:
     """Folder for measured results: $FLATOUT_CACHE, else below $XDG_CACHE_HOME, else ~/.cache."""
     if own := os.environ.get("FLATOUT_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flatout"
+
+
+def price_per_hour() -> float | None:
+    """USD per hour of this machine, as whoever rents it sets $FLATOUT_PRICE_PER_HOUR; a recipe's own price comes first."""
+    written = os.environ.get("FLATOUT_PRICE_PER_HOUR")
+    if not written:
+        return None
+    try:
+        found = float(written)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < 1e9:
+        raise UsageError(f"FLATOUT_PRICE_PER_HOUR must be USD per hour, such as 3.5; got {written!r}")
+    return found
 
 
 def ray_address() -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flatout.base.errors import UsageError
+from flatout.cli.cost import cost
 from flatout.cli.output import check_page_path, print_json, write_page
 
 if TYPE_CHECKING:
@@ -154,6 +155,9 @@ def _show_run(run: str, runs: Path, as_json: bool) -> None:
             print(to_text(Doc(tuple(used))) + "\n")
         for name, value in result["metrics"].items():
             print(f"  {name}: {value}")
+
+
+app.command("cost")(cost)
 
 
 @app.command("compare")

@@ -14,7 +14,7 @@ import typer
 from flatout.base.errors import NotARun, UsageError
 from flatout.cli import packages
 from flatout.cli.output import check_page_path, print_json, write_page
-from flatout.cli.places import allow_deterministic_cuda, cache_folder, quiet_torch
+from flatout.cli.places import allow_deterministic_cuda, cache_folder, price_per_hour, quiet_torch
 from flatout.cli.watch import check_page_is_possible, live_page
 
 if TYPE_CHECKING:
@@ -366,7 +366,7 @@ def read_asked(path: Path, overrides: list[str] | None, sets: list[str] | None, 
         recipe = read_recipe(path, overrides or (), pins)
     if recipe.pins.get("deterministic"):
         allow_deterministic_cuda()
-    return recipe
+    return recipe.priced(price_per_hour())
 
 
 def _off_value(name: str) -> Any:

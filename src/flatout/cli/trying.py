@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from flatout.cli.places import allow_deterministic_cuda
+from flatout.cli.places import allow_deterministic_cuda, price_per_hour
 from flatout.engine.surroundings import own_random_state
 from flatout.plan.trials.bench import Bench
 from flatout.plan.trials.process import serve
@@ -29,7 +29,7 @@ def main(read_from: int, write_to: int) -> None:
     with ExitStack() as until_nobody_asks:
 
         def make_bench() -> Bench:
-            recipe = read_recipe(Path(given["recipe"]), given["overrides"], given["pins"])
+            recipe = read_recipe(Path(given["recipe"]), given["overrides"], given["pins"]).priced(price_per_hour())
             until_nobody_asks.enter_context(own_random_state(recipe.seed, device))
             return Bench(build_job(recipe, None if given["cache"] is None else Path(given["cache"])), device)
 

@@ -73,7 +73,8 @@ def outcome(
         "peak_memory_bytes": peak_bytes(parts.step.device),
         "energy_wh": used["device"]["joules"] / 3600 if "joules" in used["device"] else "unavailable",
         "energy": used,
-        "cost_usd": parts.budget.cost_usd(progress),
+        "price_per_hour": job.price_per_hour,
+        "cost_usd": None if job.price_per_hour is None else ledger.wall_s / 3600 * job.price_per_hour,
         "checkpoints": {
             "saved": save.count,
             "failed": saver.failures,

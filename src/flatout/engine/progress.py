@@ -117,9 +117,6 @@ class BudgetMeter:
     def is_spent(self, progress: Progress) -> bool:
         return self.done_share(progress) >= 1
 
-    def cost_usd(self, progress: Progress) -> float | None:
-        return None if self._price_per_hour is None else progress.elapsed_s / 3600 * self._price_per_hour
-
 
 def budget_of(
     job: Job, meters: Meters, clock: Callable[[], float] = time.monotonic, steps: StepEnds | None = None

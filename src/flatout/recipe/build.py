@@ -118,7 +118,7 @@ def build_job(
         evaluate_every=Budget.parse(recipe.evaluate) if recipe.evaluate else None,
         early_stop=recipe.early_stopping(objective.metric if best_by is None else best_by.metric),
         best_by=best_by,
-        price_per_hour=recipe.price_per_hour,
+        price_per_hour=recipe.price,
         seed=recipe.seed,
         named_metrics=named_metrics,
         turns={knob.name: knob.turn for knob in recipe.own_knobs},

@@ -102,6 +102,7 @@ class Recipe(BaseModel):
     _pins: tuple[dict[str, Any], dict[str, Any]] = PrivateAttr(default=({}, {}))  # as written, typed
     _given: tuple[tuple[str, ...], dict[str, Any]] = PrivateAttr(default=((), {}))
 
+    _price: float | None = PrivateAttr(default=None)
     _draft: str = PrivateAttr(default="")
     _filled: Any = PrivateAttr(default=None)  # the data with what a pretrained model expects
 
@@ -126,6 +127,15 @@ class Recipe(BaseModel):
     def own_knobs(self) -> tuple[Any, ...]:
         """The recipe's own knobs: `package.module:Name` is imported, a class is instantiated."""
         return tuple(_own_knob(knob) for knob in self.knobs)
+
+    @property
+    def price(self) -> float | None:
+        """USD per hour: its own key, else what the machine is known to cost, which is no part of the run's identity."""
+        return self.price_per_hour if self.price_per_hour is not None else self._price
+
+    def priced(self, price: float | None) -> Recipe:
+        self._price = price
+        return self
 
     @property
     def searches_rate(self) -> bool:

@@ -23,9 +23,9 @@ from flatout.reporting.energies import energies_nodes
 from flatout.reporting.ledger_bar import ledger_picture
 from flatout.reporting.moments import moment_nodes
 from flatout.reporting.speeds import speed_nodes
+from flatout.reporting.spent import meter_note, spent_nodes
 from flatout.reporting.story import RunStory
 from flatout.reporting.trials_picture import trials_picture
-from flatout.runs.energy_view import energy_nodes, meter_words
 from flatout.runs.scores import overall
 from flatout.store.compare import compare_doc
 
@@ -53,7 +53,7 @@ def below_the_curves(story: RunStory) -> list[Node]:
         *_trials(story),
         *_predictions(story),
         *_ledger(story),
-        *_energy(story),
+        *spent_nodes(story),
         *_again(story),
         *_environment(story),
     ]
@@ -146,18 +146,10 @@ def _figures(story: RunStory) -> list[Figure]:
     energy, cost = result.get("energy_wh"), result.get("cost_usd")
     if energy is not None:
         words = "unavailable" if not isinstance(energy, int | float) else show_energy(energy * 3600)
-        figures.append(Figure("energy", words, _meter(result)))
+        figures.append(Figure("energy", words, meter_note(result)))
     if isinstance(cost, int | float):
         figures.append(Figure("cost", f"${cost:.2f}"))
     return figures
-
-
-def _meter(result: Mapping[str, Any]) -> str:
-    """Which meter it was, or why there is none."""
-    device = (result.get("energy") or {}).get("device") or {}
-    if "joules" in device:
-        return meter_words(device)
-    return str(device.get("why") or "the device has no meter that can be read")
 
 
 def _title(name: str) -> str:
@@ -245,11 +237,6 @@ def _ledger(story: RunStory) -> list[Node]:
         if isinstance(node, Table)
     ]
     return [TextLine("Where the time went", strong=True), drawn, *tables]
-
-
-def _energy(story: RunStory) -> list[Node]:
-    nodes = energy_nodes(story.result, None if story.plan is None else story.plan.prediction.idle_w)
-    return [TextLine("Energy", strong=True), *nodes] if nodes else []
 
 
 def _again(story: RunStory) -> list[Node]:

@@ -243,6 +243,7 @@ def _train(world: World, job: Job, plan: Plan, folder: RunFolder, events: EventL
         per_sample=plan.per_sample,
         flops_per_sample=prediction.flops_per_sample,
         ceiling_flops=prediction.ceiling_flops,
+        **({} if job.price_per_hour is None else {"price_per_hour": job.price_per_hour}),
         **({} if world.size == 1 else {"processes": world.size, "mesh": plan.settings.mesh}),
     )
 

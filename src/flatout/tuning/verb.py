@@ -83,7 +83,7 @@ def tune(
     if trials is not None and trials < 1:
         raise UsageError(f"trials: expected 1 or more, got {trials}")
     limit = None if budget is None and trials is not None else Budget.parse(budget or BUDGET)
-    check_budget(limit, asked.price_per_hour)
+    check_budget(limit, asked.price)
     kept = None if cache is None else Path(cache)
     asked, devices = on_devices(asked, device)
     meeting = None if seats is not None else meet()
@@ -180,7 +180,7 @@ class _Sitting:
         self, folder: StudyFolder, events: list[dict[str, Any]], about: Mapping[str, Any], crew: TrialCrew, log: EventLog
     ) -> Study:
         devices = self._metered(about["device"])
-        spending = Spending(self.budget, devices, self.recipe.price_per_hour, spent_in(events))
+        spending = Spending(self.budget, devices, self.recipe.price, spent_in(events))
         search = TrialSearch(
             self.space,
             total=about["total_steps"],
