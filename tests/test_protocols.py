@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "flatout"
 FOREIGN = {  # whose attributes are looked for there
     "base/installed.py": "modules of any package",
     "base/source.py": "any Python object whose code is asked for",
+    "boost/plain_update.py": "torch: what a GradScaler sets on a fused optimizer for the time of its step",
     "boost/keeping.py": "multiprocessing",
     "boost/patching.py": "nodes of a syntax tree",
     "boost/protection/redirect.py": "modules of any package",

@@ -15,6 +15,7 @@ from flatout.boost.trial import Told
 from flatout.measure.receipt import Receipt
 
 GOOD = {"passed": True, "why": "one step agrees", "figures": {}}
+SAME = {"at": 0, "agrees": True, "differs": "", "why": "", "sizes": []}
 
 
 class Made:
@@ -26,6 +27,12 @@ class Made:
         self._step_s, self._wrong, self._noise = step_s, wrong or {}, noise
         self._draw = random.Random(0)
 
+    def repeat(self, places: Sequence[int], precision: str = "fp32", **how: Any) -> Told:
+        return Told(repeats=tuple({**SAME, "at": at} for at in places))
+
+    def compare_at(self, place: int, noise: Any) -> None:
+        self.compared_at = place
+
     def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
         names = tuple(name for name, _ in remedies)
         self.asked.append(names)
@@ -36,7 +43,7 @@ class Made:
             factor *= self._step_s.get(name, 1.0)
         losses = tuple(2.0 - 0.01 * step + self._draw.gauss(0, self._noise) for step in range(self.steps))
         steps_s = tuple(0.02 * factor * self._draw.uniform(0.99, 1.01) for _ in range(30))
-        return Told(steps_s=steps_s, losses=losses, check=None if how.get("keep") else GOOD)
+        return Told(steps_s=steps_s, losses=losses, check=None if how.get("keep") else GOOD, repeats=(SAME,))
 
 
 def searched(made: Made, *offers: str) -> tuple[RemedySearch, Receipt]:
@@ -115,11 +122,10 @@ def test_a_script_that_differs_from_itself_is_left_alone() -> None:
     class Unsteady(Made):
         def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
             told = super().attempt(remedies, **how)
-            return (
-                told
-                if how.get("keep")
-                else Told(steps_s=told.steps_s, losses=told.losses, check={"passed": False, "why": "another batch"})
-            )
+            return replace(told, repeats=({**SAME, "agrees": False, "why": "another batch"},))
+
+        def repeat(self, places: Sequence[int], precision: str = "fp32", **how: Any) -> Told:
+            return Told("short", "the script ended")
 
     search, receipt = searched(Unsteady({"compile": 0.5}), "compile")
     assert search.kept == [] and receipt.stopped.endswith(": another batch")
@@ -132,7 +138,7 @@ def test_a_remedy_whose_losses_differ_from_step_to_step_gets_more_of_them() -> N
         def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
             told = super().attempt(remedies, **how)
             noisy = tuple(loss + (0.05 if step % 8 < 4 else -0.05) * bool(remedies) for step, loss in enumerate(told.losses))
-            return Told(steps_s=told.steps_s, losses=noisy, check=told.check)
+            return replace(told, losses=noisy)
 
     made = Dropping({"compile": 0.5})
     search, _ = searched(made, "compile")
@@ -154,7 +160,7 @@ class Chaotic(Made):
         if how.get("exact"):
             self.exactly.append(self.asked[-1])
             losses = tuple(2.0 - 0.01 * step + self._worse * bool(remedies) for step in range(self.steps))
-        return Told(steps_s=told.steps_s, losses=losses, check=told.check, device="cuda")
+        return replace(told, losses=losses, device="cuda")
 
 
 def test_where_kernels_make_the_noise_losses_are_proven_with_deterministic_ones() -> None:

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from flatout.base.errors import UsageError
 from flatout.measure.paired import MIN_POWER, PairedCheck, check_losses
-from flatout.measure.proof import LIMITS, StepCheck, StepSnapshot, check_step
+from flatout.measure.proof import LIMITS, StepCheck, StepSnapshot, check_step, repeat_noise
+from flatout.measure.step_noise import StepNoise
 
 Batch = tuple[Tensor, Tensor]
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, float]]
@@ -465,6 +466,29 @@ def test_the_noise_of_the_reference_widens_the_limits(plain: StepSnapshot) -> No
 def test_a_noisy_baseline_is_not_enough_evidence(plain: StepSnapshot) -> None:
     check = check_step(plain, shaken(plain, 1.5, seed=2), "fp32", shaken(plain, 1.5, seed=1))
     assert not check.passed and check.why.startswith("not enough evidence: two runs of the baseline differ too much")
+
+
+def test_a_gradient_whose_direction_is_noise_is_judged_by_its_size(plain: StepSnapshot) -> None:
+    """A bias before batch norm on a GPU: another direction in each run, and small."""
+
+    def with_bias(seed: int, by: float) -> StepSnapshot:
+        bias = plain.gradients["0.bias"]
+        assert bias is not None
+        drawn = by * 1e-3 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(seed))
+        return replace(plain, gradients={**plain.gradients, "0.bias": drawn})
+
+    reference, noise = with_bias(1, 1.0), repeat_noise(with_bias(1, 1.0), with_bias(2, 1.0), "fp32")
+    assert not check_step(reference, with_bias(3, 1.0), "fp32").passed
+    assert check_step(reference, with_bias(3, 1.0), "fp32", noise=noise).passed
+    large = check_step(reference, with_bias(3, 40.0), "fp32", noise=noise)
+    assert not large.passed and "the gradient of 0.bias, whose direction is lost in noise" in large.why
+
+
+def test_noise_is_the_largest_of_all_repeats(plain: StepSnapshot) -> None:
+    small, large = (repeat_noise(plain, shaken(plain, by, seed=1), "fp32") for by in (0.05, 0.2))
+    both = small.with_more(large)
+    assert both.repeats == 2 and both.sizes == large.with_more(small).sizes
+    assert StepNoise.from_list(both.to_list()).usual("angle") == pytest.approx(large.usual("angle"))
 
 
 def test_an_unknown_precision_lists_the_known_ones(plain: StepSnapshot) -> None:

@@ -1,6 +1,8 @@
 """Proof by losses: compares a trial's losses with those of the unmodified script, which runs twice to measure its noise.
 
-If the noise is too large to decide, both run without dropout and with deterministic kernels, which reduces it.
+Some scripts are chaotic: a change of the weights as small as rounding soon leads to other losses. There, the weights are put
+back every few steps, so that each part of the losses begins from the same weights and a difference has little time to grow. If
+noise hides the result for another reason, both run without dropout and with deterministic kernels.
 """
 
 from __future__ import annotations
@@ -8,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from flatout.boost.trial import Told
+from flatout.boost.settling import PLAIN, PlaceNoise, RepeatTrials, settle
+from flatout.boost.trial import Told, precision_of
 from flatout.measure.loss_proof import LossVerdict, compare_losses, is_open
 from flatout.measure.stats import summarize
 
 _PROOF_S, _MOST_STEPS = 20.0, 3000  # limits of a trial that compares losses
+_PART_STEPS = 8
+_SPREAD = 0.2  # of the margin: at 0.37 an equal candidate passes 80% of the time
 
 
-class ScriptTrials(Protocol):
+class ScriptTrials(RepeatTrials, Protocol):
     steps: int
     by_turns: bool  # a trial alternates with its baseline (`against`) and returns both times
 
@@ -29,6 +34,9 @@ class ScriptTrials(Protocol):
         exact: bool = False,
         losses: bool = True,
         patched: Sequence[tuple[str, str]] = (),
+        repeats: str = "",
+        shaken: bool = False,
+        part: int = 0,
     ) -> Told: ...
 
 
@@ -36,17 +44,59 @@ class Proof:
     def __init__(self, tries: ScriptTrials, say: Callable[[str], None]) -> None:
         self._tries, self._say = tries, say
         self.reference = self.again = Told()  # of the unmodified script
+        self.place: PlaceNoise | None = None  # where steps are compared
         self._exact: tuple[Told, Told] | None = None  # the same, without dropout and deterministic, if the losses are noisy
         self._tried_exactly = False
-        self._exactly: dict[tuple[tuple[str, Any], ...], Told] = {}
+        self._untimed: dict[tuple[Any, ...], Told] = {}
+        self._parts: dict[str, list[Told]] = {}  # unmodified, with the weights put back every few steps; by precision
+        self._rounding_matters: dict[str, bool] = {}
 
     @property
     def most_steps(self) -> float:
         return _most_steps(self.reference)
 
+    def begin(self, precisions: Sequence[str], is_over: Callable[[], bool]) -> str:
+        """Runs the unmodified script until it is known where remedies of these precisions can be compared with it. Why nothing
+        can be proven, or ""."""
+        self.reference, self.again = self.twice()
+        if failed := next((one for one in (self.reference, self.again) if one.failure), None):
+            return f"the unmodified script failed in a trial: {failed.why}"
+        self.place, why = settle(self._tries, self.again, precisions, self._say, is_over)
+        if self.place is None:
+            return f"no remedy can be proven: a second unmodified run differs from the first: {why}"
+        self._tries.compare_at(self.place.at, self.place.noise())
+        if self.place.was_chosen:
+            self._say(f"comparing step {self.place.at + 1} of each trial with the unmodified script's")
+            self.reference, self.again = self.twice()
+        return ""
+
     def twice(self) -> tuple[Told, Told]:
         reference = self._tries.attempt((), keep=True)
-        return reference, reference if reference.failure else self._tries.attempt(())
+        return reference, reference if reference.failure else self._tries.attempt((), repeats=PLAIN)
+
+    def _differs_by_rounding(self, precision: str) -> bool:
+        """Do the losses change when each weight is changed by no more than rounding to this precision?"""
+        if precision not in self._rounding_matters:
+            told = self._tries.attempt((), repeats=precision, shaken=True)
+            found = compare_losses([self.reference.losses], told.losses)
+            spread = found.get("figures", {}).get("standard_error", 0.0)
+            matters = not found["passed"] or spread > _SPREAD * found["margin"]
+            self._rounding_matters[precision] = not told.failure and matters
+        return self._rounding_matters[precision]
+
+    def in_parts(self, precision: str) -> list[Told]:
+        """The unmodified script thrice, the third time with weights changed by rounding. Empty if it is not chaotic, or if its
+        losses still differ too much."""
+        if not self._differs_by_rounding(precision):
+            return []
+        if precision not in self._parts:
+            self._say(f"its losses depend on rounding; putting the weights back every {_PART_STEPS} steps to compare them")
+            first = self._tries.attempt((), part=_PART_STEPS)
+            told = [first, *(self._tries.attempt((), repeats=precision, shaken=one, part=_PART_STEPS) for one in (False, True))]
+            failed = any(one.failure for one in told)
+            known = {} if failed else compare_losses([told[0].losses, told[2].losses], told[1].losses, _PART_STEPS)
+            self._parts[precision] = [] if failed or is_open(known) else told
+        return self._parts[precision]
 
     def twice_exactly(self) -> tuple[Told, Told] | None:
         """Without dropout and deterministic; None if the losses still differ too much."""
@@ -62,16 +112,28 @@ class Proof:
         """Compares the losses of normal runs, with dropout and any kernels."""
         return _paired(self.reference, self.again, told)
 
-    def losses(self, told: Told, remedies: Sequence[tuple[str, Any]]) -> LossVerdict:
+    def losses(self, told: Told, remedies: Sequence[tuple[str, Any]], patched: Sequence[tuple[str, str]] = ()) -> LossVerdict:
         found = self.plain_losses(told)
-        if not is_open(found) or (exact := self.twice_exactly()) is None:
+        if found["passed"]:
             return found
-        key = tuple(remedies)
-        exactly = self._exactly[key] = self._exactly.get(key) or self._tries.attempt(remedies, exact=True)
-        if exactly.failure:
-            return found
-        found = _paired(*exact, exactly)
-        return {**found, "why": f"{found['why']} (without dropout, with deterministic kernels)"}
+        precision = precision_of(remedies)
+        if known := self.in_parts(precision):
+            in_parts = self._again(remedies, patched, part=_PART_STEPS)
+            if not in_parts.failure:
+                found = compare_losses([one.losses for one in known], in_parts.losses, _PART_STEPS)
+                return {**found, "why": f"{found['why']} (in parts of {_PART_STEPS} steps from the same weights)"}
+        if is_open(found) and (exact := self.twice_exactly()) is not None:
+            exactly = self._again(remedies, patched, exact=True)
+            if not exactly.failure:
+                found = _paired(*exact, exactly)
+                return {**found, "why": f"{found['why']} (without dropout, with deterministic kernels)"}
+        return found
+
+    def _again(self, remedies: Sequence[tuple[str, Any]], patched: Sequence[tuple[str, str]], **how: Any) -> Told:
+        key = (tuple(remedies), tuple(patched), *how)
+        if key not in self._untimed:
+            self._untimed[key] = self._tries.attempt(remedies, patched=patched, **how)
+        return self._untimed[key]
 
     def of_patch(self, remedies: Sequence[tuple[str, Any]], patched: Sequence[tuple[str, str]]) -> str:
         """Why the patched script does not train as proven, or ""."""
@@ -80,10 +142,7 @@ class Proof:
             return told.why or told.failure
         if told.check is None or not told.check["passed"]:
             return str((told.check or {}).get("why", "its first step could not be compared"))
-        found = self.plain_losses(told)
-        if is_open(found) and (exact := self.twice_exactly()) is not None:
-            told = self._tries.attempt(remedies, patched=patched, exact=True)
-            found = _paired(*exact, told) if not told.failure else {"passed": False, "why": told.why}
+        found = self.losses(told, remedies, patched)
         return "" if found["passed"] else str(found["why"])
 
 

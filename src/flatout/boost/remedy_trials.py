@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from flatout.boost.comparing import are_too_few, compared, of_the_whole, pooled
 from flatout.boost.proving import Proof, ScriptTrials, steps_needed
 from flatout.boost.remedies.all import REMEDIES
 from flatout.boost.remedies.remedy import EVALUATIONS, STEPS, Offer
+from flatout.boost.settling import PLAIN
 from flatout.boost.trial import Told
 from flatout.boost.trying import WORTH
 from flatout.measure.judging import Judgement, Rejection, judge, speed_up
@@ -56,10 +57,12 @@ class RemedyTrials:
         *,
         lasts_s: float,
         trial_s: float,
+        precisions: Sequence[str] = (),
     ) -> None:
-        """A remedy's extra start time must be repaid within `lasts_s`. `trial_s`: expected time of a trial's steps."""
+        """A remedy's extra start time must be repaid within `lasts_s`. `trial_s`: expected time of a trial's steps.
+        `precisions`: of the remedies that may be tried."""
         self._tries, self._proof, self._time_limit, self._say = tries, proof, time_limit, say
-        self._lasts_s, self._trial_s = lasts_s, trial_s
+        self._lasts_s, self._trial_s, self._precisions = lasts_s, trial_s, tuple(precisions)
         self.highest_loss, self.loss_steps = float("inf"), 0  # of the unmodified script
 
     # ---- how to run it ----
@@ -71,22 +74,19 @@ class RemedyTrials:
                 f"trials are needed, 2 of the unmodified script: more than --within {show_seconds(self._time_limit.limit_s)}"
             )
         self._say("running the unmodified script twice to measure its noise")
-        reference, again = self._proof.twice()
-        if not reference.failure and (steps := steps_needed(reference, again)) > self._tries.steps:
+        if why := self._proof.begin(self._precisions, lambda: self._time_limit.is_over):
+            step_s = median_s(self._proof.reference.steps_s)
+            return NoBaseline(why, step_s, step_s)
+        reference, again = self._proof.reference, self._proof.again
+        if (steps := steps_needed(reference, again)) > self._tries.steps and not self._proof.in_parts(PLAIN):
             self._say("its losses differ between the two runs")
             if self._proof.twice_exactly() is None:
                 self._say(f"{self._tries.steps} steps are too few to compare its losses; running {steps}")
                 self._tries.steps = steps
-                reference, again = self._proof.twice()
-        if reference.failure:
-            return NoBaseline(f"the unmodified script failed in a trial: {reference.why}")
-        if again.failure or again.check is None or not again.check["passed"]:
-            why = again.why if again.failure else (again.check or {}).get("why", "")
-            step_s = median_s(reference.steps_s)
-            how = "failed" if again.failure else "differs from the first"
-            return NoBaseline(f"no remedy can be proven: a second unmodified run {how}: {why}", step_s, step_s)
+                self._proof.reference, self._proof.again = reference, again = self._proof.twice()
+                if failed := next((one for one in (reference, again) if one.failure), None):
+                    return NoBaseline(f"the unmodified script failed in a trial: {failed.why}")
         self.highest_loss, self.loss_steps = max(*reference.losses, *again.losses), len(reference.losses)
-        self._proof.reference, self._proof.again = reference, again
         return Standing((), reference)
 
     def attempt(self, option: RemedyOption, standing: RemedyStanding) -> RemedyAttempt:

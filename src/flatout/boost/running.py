@@ -71,7 +71,6 @@ def run_with(kept: BoostedRun) -> int:
         os._exit(LEFT)
 
     recording = StepRecorder(kept.steps, window_over, step_over)
-    recording.keeps_dropout()
     for name, value in kept.remedies:
         REMEDIES[name].apply(value, hooks)
     recording.install(patches, hooks)

@@ -44,7 +44,10 @@ class RemedySearch:
         self._too_late = ""
         self.kept: list[tuple[str, Any]] = []
         self.proof = Proof(tries, say)
-        self._trials = RemedyTrials(tries, self.proof, self._time_limit, say, lasts_s=lasts_s, trial_s=trial_s)
+        precisions = sorted({REMEDIES[offer.name].precision for offer in offers})
+        self._trials = RemedyTrials(
+            tries, self.proof, self._time_limit, say, lasts_s=lasts_s, trial_s=trial_s, precisions=precisions
+        )
         self._together: set[str] = set()  # remedies that were tried together with another
         self._standing: RemedyStanding = Standing((), Told())
         self._turns = self._in_turn()

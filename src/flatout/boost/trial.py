@@ -19,18 +19,17 @@ import numpy as np
 import torch
 
 from flatout.base.keeper import end_with_parent
+from flatout.boost.compared_steps import ComparedSteps
 from flatout.boost.forks import pause
 from flatout.boost.hooks import Hooks
 from flatout.boost.placing import begin_on
 from flatout.boost.protection import protecting
 from flatout.boost.remedies.all import PRECISIONS, REMEDIES
-from flatout.boost.step_recorder import StepRecorder
+from flatout.boost.step_proof import COMPARED_BATCHES, SHAKEN, KeptSteps
+from flatout.boost.step_recorder import WARM_UP, StepRecorder
 from flatout.doctor.patches import Patches
 from flatout.doctor.script import Script, run_script
-from flatout.measure.differences import StepSnapshot
-from flatout.measure.proof import check_step
 
-WARM_UP = 8  # steps that are not timed; the first of them compile
 SLOWER, _SLOW = "slower", 3.0
 _LOOKED_AT = (WARM_UP + 3, WARM_UP + 7)  # steps at which to check the speed, which waits for the device
 
@@ -46,8 +45,14 @@ class TrialRequest:
     scratch: str
     answer: str
     protection: str
-    reference: str | None = None  # file with the unmodified script's first step, to compare with
-    keep: str | None = None  # file to save this trial's first step to
+    reference: str | None = None  # file with the unmodified script's compared steps
+    keep: str | None = None  # file to save this trial's compared steps to
+    noise: str | None = None  # file with the differences between unmodified runs, which widen the limits
+    places: tuple[int, ...] = (0,)  # numbers of steps after which steps are compared
+    repeats: str = ""  # the script is unmodified: measure how far it is from its reference, with the limits of this precision
+    shaken: bool = False  # change each weight by as much as rounding to the precision of `repeats` can
+    only_compares: bool = False  # end after the last compared step
+    part: int = 0  # put the weights back every so many steps; 0: never
     slow_s: float | None = None  # time of an unmodified step: the trial ends if its steps take 3 times as long
     exact: bool = False  # deterministic kernels and no dropout: to compare losses, not speed
     evaluates: tuple[tuple[str, bool], ...] = ()  # lines, and whether the model is in training mode there
@@ -82,13 +87,18 @@ class TrialRequest:
         evaluates = tuple((line, training) for line, training in written["evaluates"])
         patched = tuple((file, text) for file, text in written["patched"])
         more = {"remedies": remedies, "arguments": tuple(written["arguments"]), "evaluates": evaluates, "patched": patched}
+        more["places"] = tuple(written["places"])
         return cls(**{**written, **more})
 
     @property
     def precision(self) -> str:
-        """The lowest precision that the remedies allow for the first step."""
-        allowed = [REMEDIES[name].precision for name, _ in self.remedies]
-        return max(allowed, key=PRECISIONS.index, default="fp32")
+        return precision_of(self.remedies)
+
+
+def precision_of(remedies: Sequence[tuple[str, Any]]) -> str:
+    """The lowest precision that the remedies allow for a step."""
+    allowed = [REMEDIES[name].precision for name, _ in remedies]
+    return max(allowed, key=PRECISIONS.index, default="fp32")
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,7 @@ class Told:
     processes: int = 1  # that were timed
     losses: tuple[float, ...] = ()
     check: Mapping[str, Any] | None = None
+    repeats: tuple[Mapping[str, Any], ...] = ()  # how far an unmodified run is from the reference, place by place
     first_s: float | None = None
     peak_bytes: int | None = None
     memory_share: float | None = None  # of the device's memory
@@ -154,7 +165,7 @@ def attempt(asked: TrialRequest) -> None:
 
     def done() -> None:
         restore()
-        answer(_measured(asked, recording, turn.means_s if asked.turn_s else None, began_s))
+        answer(_measured(asked, recording, compared, kept, turn.means_s if asked.turn_s else None, began_s))
 
     def restore() -> None:
         patches.restore()
@@ -166,7 +177,9 @@ def attempt(asked: TrialRequest) -> None:
             if taken and min(taken) > _SLOW * asked.slow_s:
                 why = f"steps take {min(taken):.3g} s, more than {_SLOW:g} times as long as unmodified"
                 answer(Told(SLOWER, why, took_s=time.monotonic() - began_s))
-        if asked.turn_s and step > WARM_UP and turn.is_over(step):
+        if asked.only_compares and not recording.is_comparing:
+            done()
+        if asked.turn_s and step > WARM_UP and not recording.is_comparing and turn.is_over(step):
             recording.paused_by(turn_over)
 
     def turn_over() -> None:
@@ -187,9 +200,13 @@ def attempt(asked: TrialRequest) -> None:
         sys.stdout.flush()
         os._exit(0)
 
-    recording = StepRecorder(asked.steps, done, step_over, asked.evaluates, asked.losses)
+    kept = None if asked.reference is None else KeptSteps.read(Path(asked.reference))
+    shaken = SHAKEN[asked.repeats] if asked.shaken else 0.0
+    states = kept.states if kept is not None else {}
+    compared = ComparedSteps(asked.places, COMPARED_BATCHES, states, shaken=shaken, part=asked.part)
+    recording = StepRecorder(asked.steps, done, step_over, asked.evaluates, asked.losses, compared)
     if asked.exact:
-        recording.leaves_dropout_off()
+        compared.puts_dropout_back = False
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.deterministic = True
     for file, text in asked.patched:
@@ -210,15 +227,23 @@ def attempt(asked: TrialRequest) -> None:
     answer(Told("failed" if error else "short", error or few, took_s=time.monotonic() - began_s))
 
 
-def _measured(asked: TrialRequest, recording: StepRecorder, turns_s: Sequence[float] | None, began_s: float) -> Told:
-    snapshot = recording.snapshot()
+def _measured(
+    asked: TrialRequest,
+    recording: StepRecorder,
+    compared: ComparedSteps,
+    kept: KeptSteps | None,
+    turns_s: Sequence[float] | None,
+    began_s: float,
+) -> Told:
     if asked.keep is not None:
-        torch.save({name: _to_cpu(value) for name, value in vars(snapshot).items()}, asked.keep)
-    check = None
-    if asked.reference is not None:
-        kept = torch.load(asked.reference, weights_only=True, map_location=recording.device)
-        found = check_step(StepSnapshot(**{**kept, "losses": tuple(kept["losses"])}), snapshot, asked.precision)
-        check = asdict(found)
+        KeptSteps.of(compared, asked.places).write(Path(asked.keep))
+    check: Mapping[str, Any] | None = None
+    repeats: tuple[Mapping[str, Any], ...] = ()
+    if kept is not None and asked.repeats:
+        repeats = kept.repeated_by(compared, asked.repeats, recording.device)
+    elif kept is not None:
+        noise = None if asked.noise is None else json.loads(Path(asked.noise).read_text())
+        check = kept.checked(compared, asked.places[-1], asked.precision, noise, recording.device)
     on_device = recording.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_device else None
     share = torch.cuda.max_memory_reserved() / torch.cuda.mem_get_info()[1] if on_device else None
@@ -228,6 +253,7 @@ def _measured(asked: TrialRequest, recording: StepRecorder, turns_s: Sequence[fl
         evaluations_s=tuple(recording.evaluations_s()),
         losses=tuple(recording.losses()),
         check=check,
+        repeats=repeats,
         first_s=recording.first_s,
         peak_bytes=peak,
         memory_share=share,
@@ -238,9 +264,3 @@ def _measured(asked: TrialRequest, recording: StepRecorder, turns_s: Sequence[fl
 
 def _in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
-
-
-def _to_cpu(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: None if tensor is None else tensor.cpu() for name, tensor in value.items()}
-    return list(value) if isinstance(value, tuple) else value

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,8 @@ from flatout.base.exits import exit_words, printed_to
 from flatout.base.fork_server import PAUSED
 from flatout.boost.forks import Forks
 from flatout.boost.protection import protecting
-from flatout.boost.trial import SLOWER, WARM_UP, Told, TrialRequest
+from flatout.boost.step_recorder import WARM_UP
+from flatout.boost.trial import SLOWER, Told, TrialRequest
 from flatout.doctor.script import Script
 from flatout.measure.judging import ComparedTimes, speed_up
 from flatout.measure.stats import summarize
@@ -64,7 +65,21 @@ class Trials:
         self._reference_s: float | None = None  # a whole trial of it
         self._steps_s: dict[tuple[tuple[str, Any], ...], float] = {}  # one of those that were tried
         self._ends_at: int | None = None  # the script has no more steps
-        self.reference_file = folder / "reference.pt"
+        self.reference_file, self._noise_file = folder / "reference.pt", folder / "noise.json"
+        self.place = 0  # where steps are compared
+
+    def compare_at(self, place: int, noise: Mapping[str, Any]) -> None:
+        """From here on, trials are compared after `place` steps, with limits that include this noise."""
+        self.place = place
+        self._noise_file.write_text(json.dumps(noise))
+
+    def repeat(
+        self, places: Sequence[int], precision: str = "fp32", *, keep: bool = False, shaken: bool = False, whole: bool = False
+    ) -> Told:
+        """The unmodified script, compared with its reference at several places; with `keep` it becomes the reference. `whole`:
+        with all steps of a trial, not only those that are compared."""
+        how: dict[str, Any] = {"places": tuple(places), "shaken": shaken, "only_compares": not whole, "noise": None}
+        return self._run(self._asked((), keep=keep, repeats="" if keep else precision, **how))
 
     def attempt(
         self,
@@ -76,10 +91,14 @@ class Trials:
         exact: bool = False,
         losses: bool = True,
         patched: Sequence[tuple[str, str]] = (),
+        repeats: str = "",
+        shaken: bool = False,
+        part: int = 0,
     ) -> Told:
         """`keep`: save this trial as the reference for later ones. `against`: the baseline's remedies, timed in alternation.
         Without `losses`, an alternating trial ends once the speed-up is known. `patched`: files with the remedies written into
-        them, which are then not applied from outside."""
+        them, which are then not applied from outside. `repeats`: measure how far this unmodified run is from the reference;
+        `shaken`: with weights changed by rounding. `part`: put the weights back every so many steps."""
         if against is not None and self.by_turns:
             turn_s = self._turn_s(against)
             told = self._beside(remedies, against, slow_s, losses)
@@ -92,8 +111,9 @@ class Trials:
                 self.by_turns = self._may_take_turns = False  # the script holds a port, a lock or much memory
             return self._noted(alone, remedies)
         began_s = time.monotonic()
-        told = self._run(self._asked(remedies, keep=keep, slow_s=slow_s, exact=exact, patched=tuple(patched)))
-        if patched:
+        how = {"exact": exact, "patched": tuple(patched), "repeats": repeats, "shaken": shaken, "part": part}
+        told = self._run(self._asked(remedies, keep=keep, slow_s=slow_s, **how))
+        if patched or part:
             return told
         if keep and not told.failure:
             self._reference_s = time.monotonic() - began_s
@@ -127,6 +147,8 @@ class Trials:
             None if keep else str(self.reference_file),
             str(self.reference_file) if keep else None,
             evaluates=self._evaluates,
+            places=more.pop("places", (self.place,)),
+            noise=more.pop("noise", str(self._noise_file) if self._noise_file.exists() else None),
             **more,
         )
 

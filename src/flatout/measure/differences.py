@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ class StepSnapshot:
     before: Mapping[str, Tensor] = field(
         default_factory=dict
     )  # weights and buffers before the step; if given, more checks are possible
+    # several steps from the same weights, each with its own batch: the first dimension of gradients and updates counts them
+    stacked: bool = False
 
     def to(self, device: torch.device | str) -> StepSnapshot:
         def moved(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +49,7 @@ class StepSnapshot:
 @dataclass(frozen=True)
 class Difference:
     """`size` is 0 for no difference. Kinds: loss, norm (of all gradients), length and angle (of one gradient; |ln(ratio)| and
-    radians), update, buffer (as shares)."""
+    radians), apart (of one gradient, as a multiple of the model's typical gradient element), update, buffer (as shares)."""
 
     kind: str
     at: str
@@ -183,12 +185,12 @@ def _gradient_differences(reference: StepSnapshot, other: StepSnapshot, noise: f
     because an embedding has gradients only in the rows that were read. A bias's difference is also marked if it is no larger,
     per element, than its weight's: both sum the same terms, and the weight is judged."""
     known = [gradient for gradient in reference.gradients.values() if gradient is not None]
-    elements = sum(int(gradient.count_nonzero()) for gradient in known)
-    typical = math.hypot(*map(length, known)) / math.sqrt(max(elements, 1))
+    typical = typical_element(known)
     weight, off = torch.empty(0), 0.0  # the previous parameter, and its mean difference per element
+    first = int(reference.stacked)  # dimension of the parameter itself
     for name, got, asked in _both(other.gradients, reference.gradients):
         apart, theirs, ours = length(got - asked), length(asked), length(got)
-        is_its_bias = asked.ndim == 1 < weight.ndim and len(asked) in weight.shape[:2]
+        is_its_bias = asked.ndim - first == 1 < weight.ndim - first and asked.shape[first] in weight.shape[first : first + 2]
         is_noise = apart <= max(noise * typical, off if is_its_bias else 0.0) * math.sqrt(asked.numel())
         weight, off = asked, apart / math.sqrt(max(asked.numel(), 1))
         angle = _angle(theirs, ours, apart)
@@ -196,6 +198,11 @@ def _gradient_differences(reference: StepSnapshot, other: StepSnapshot, noise: f
         yield Difference("length", name, _log_ratio(ours, theirs), longer, is_noise)
         elsewhere = f"the gradient of {name} has another direction: cosine {math.cos(angle):.4f}"
         yield Difference("angle", name, angle, elsewhere, is_noise)
+        far = _share(apart, typical * math.sqrt(max(asked.numel(), 1)))
+        off_by = (
+            f"the gradient of {name}, whose direction is lost in noise, is off by {percent(far)} of the model's typical one"
+        )
+        yield Difference("apart", name, far, off_by, is_noise)
 
 
 def _update_difference(snapshot: StepSnapshot, name: str, update: Tensor, expected: Tensor) -> Difference:
@@ -231,6 +238,11 @@ def _buffer_scale(name: str, buffer: Tensor, buffers: Mapping[str, Tensor]) -> f
 
 
 # geometry
+
+
+def typical_element(gradients: Collection[Tensor]) -> float:
+    elements = sum(int(gradient.count_nonzero()) for gradient in gradients)
+    return math.hypot(*map(length, gradients)) / math.sqrt(max(elements, 1))
 
 
 def length(tensor: Tensor) -> float:

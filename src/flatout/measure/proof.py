@@ -12,9 +12,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from flatout.base.errors import UsageError, did_you_mean
-from flatout.measure.differences import Difference, StepSnapshot, differences, faults, length, not_finite, percent, rounding
+from flatout.measure.differences import (
+    Difference,
+    StepSnapshot,
+    differences,
+    faults,
+    length,
+    not_finite,
+    percent,
+    rounding,
+    typical_element,
+)
+from flatout.measure.step_noise import APART, StepNoise
 
-__all__ = ["LIMITS", "DifferenceLimits", "StepSnapshot", "StepCheck", "check_step"]
+__all__ = ["LIMITS", "DifferenceLimits", "StepSnapshot", "StepCheck", "check_step", "repeat_noise"]
 
 Allowed = Mapping[tuple[str, str], float]  # by kind and place
 
@@ -65,43 +76,76 @@ LIMITS = {
 }
 # Above these limits a doubled gradient or a skipped bias would pass, so nothing can be proven.
 _USELESS = {"loss": 0.2, "norm": math.log(1.6), "length": math.log(1.6), "angle": math.acos(0.5), "update": 0.5, "buffer": 0.5}
+_OF_A_GRADIENT = ("length", "angle", APART)
 _FIGURES = {
     "loss": "loss_error", "norm": "norm_ratio", "length": "worst_norm_ratio", "angle": "worst_cosine",
     "update": "worst_update_error", "buffer": "worst_buffer_error",
 }  # fmt: skip
 _WIDENING = 3.0  # the repeat is one sample of the reference's noise, the candidate is another
 _UNTOLD_SHARE = 0.1
+_LITTLE = 0.1  # of a typical element: the gradient of a parameter without effect, such as a bias before batch norm
 _SHOWN = 4
 
 
 def check_step(
-    reference: StepSnapshot, candidate: StepSnapshot, precision: str, again: StepSnapshot | None = None
+    reference: StepSnapshot,
+    candidate: StepSnapshot,
+    precision: str,
+    again: StepSnapshot | None = None,
+    noise: StepNoise | None = None,
 ) -> StepCheck:
     """Did `candidate` compute the same as `reference`, within the rounding of `precision`?
 
     `again` is a second step of the reference; its differences widen the limits. For a model that is not deterministic it is a
-    plain repeat; for an ill-conditioned model, a step from weights rounded to the candidate's format.
+    plain repeat; for an ill-conditioned model, a step from weights rounded to the candidate's format. `noise`: such
+    differences, already measured. A gradient whose direction is lost in this noise is judged by its size, compared with the
+    model's typical gradient.
     """
     if precision not in LIMITS:
         raise UsageError(f"unknown precision {precision!r}; {did_you_mean(precision, LIMITS)}")
     limits = LIMITS[precision]
     if doubt := _no_evidence(reference, again):
         return StepCheck(False, f"not enough evidence: {doubt}", {"precision": precision})
+    own = noise or StepNoise()
+    if again is not None:
+        own = own.with_more(repeat_noise(reference, again, precision))
     measured = differences(reference, candidate, limits.noise)
-    repeated = [] if again is None else differences(reference, again, limits.noise)
-    own = {(d.kind, d.at): d.size for d in repeated if not d.is_noise}
-    allowed = {(d.kind, d.at): getattr(limits, d.kind) + _WIDENING * own.get((d.kind, d.at), 0.0) for d in measured}
-    found = [
-        d for d in measured if not d.is_noise or d.size <= allowed[d.kind, d.at]
-    ]  # noise within the limit still counts in the figures
+    hidden = _hidden(own)
+    allowed = {
+        (d.kind, d.at): _limit(limits, d.kind) + _WIDENING * max(own.size(d.kind, d.at), own.usual(d.kind)) for d in measured
+    }
+    # noise within the limit still counts in the figures
+    within = [d for d in measured if not d.is_noise or d.size <= allowed[d.kind, d.at]]
+    found = [d for d in within if (d.kind == APART) == (d.at in hidden) or d.kind not in _OF_A_GRADIENT]
     figures = _figures(found, allowed, precision)
-    figures["gradients_lost_in_noise"] = float(len({d.at for d in measured if d not in found}))
+    figures["gradients_lost_in_noise"] = float(len({d.at for d in measured if d not in within} | hidden))
+    if own.repeats:
+        figures["repeats_of_the_baseline"] = float(own.repeats)
     if wrong := [*faults(reference, candidate), *_too_large(found, allowed)]:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         return StepCheck(False, "; ".join(wrong[:_SHOWN]) + more, figures)
-    if doubt := _untold(found, allowed):
+    if doubt := _untold([d for d in within if d.kind != APART], allowed, _without_effect(reference)):
         return StepCheck(False, f"not enough evidence: {doubt}", figures)
     return StepCheck(True, _agreement(figures), figures)
+
+
+def repeat_noise(reference: StepSnapshot, again: StepSnapshot, precision: str) -> StepNoise:
+    return StepNoise.of(differences(reference, again, LIMITS[precision].noise))
+
+
+def _limit(limits: DifferenceLimits, kind: str) -> float:
+    return limits.noise if kind == APART else float(getattr(limits, kind))
+
+
+def _hidden(own: StepNoise) -> frozenset[str]:
+    """Parameters whose gradient's direction is not the same in two runs of the baseline."""
+    return frozenset(at for (kind, at), size in own.sizes.items() if kind == "angle" and _WIDENING * size > _USELESS["angle"])
+
+
+def _without_effect(reference: StepSnapshot) -> frozenset[str]:
+    known = {name: gradient for name, gradient in reference.gradients.items() if gradient is not None}
+    little = _LITTLE * typical_element(known.values())
+    return frozenset(name for name, one in known.items() if length(one) < little * math.sqrt(max(one.numel(), 1)))
 
 
 def _no_evidence(reference: StepSnapshot, again: StepSnapshot | None) -> str | None:
@@ -116,11 +160,11 @@ def _no_evidence(reference: StepSnapshot, again: StepSnapshot | None) -> str | N
     return None
 
 
-def _untold(found: list[Difference], allowed: Allowed) -> str | None:
+def _untold(found: list[Difference], allowed: Allowed, without_effect: frozenset[str]) -> str | None:
     """A few parameters may be lost in the reference's noise if the others can be judged."""
     for kind, useless in _USELESS.items():
         ours = [d.at for d in found if d.kind == kind]
-        noisy = [at for at in ours if allowed[kind, at] > useless]
+        noisy = [at for at in ours if allowed[kind, at] > useless and at not in without_effect]
         if len(noisy) > _UNTOLD_SHARE * len(ours):
             return f"two runs of the baseline differ too much ({kind} at {noisy[0]}, {len(noisy)} in all)"
     return None
@@ -128,7 +172,7 @@ def _untold(found: list[Difference], allowed: Allowed) -> str | None:
 
 def _too_large(found: list[Difference], allowed: Allowed) -> Iterator[str]:
     """The worst difference of each kind, and the number of others."""
-    for kind in _USELESS:
+    for kind in (*_USELESS, APART):
         over = [d for d in found if d.kind == kind and d.size > allowed[kind, d.at]]
         if over:
             worst = max(over, key=lambda d: d.size / allowed[kind, d.at])
@@ -151,7 +195,7 @@ def _figures(found: list[Difference], allowed: Allowed, precision: str) -> dict[
         worst = max((d for d in found if d.kind == kind), key=lambda d: d.size, default=Difference(kind, "", 0.0, ""))
         figures[name] = _figure(kind, worst.size)
         figures[f"{name}_at"] = worst.at
-        figures[f"{name}_allowed"] = _figure(kind, allowed.get((kind, worst.at), getattr(LIMITS[precision], kind)))
+        figures[f"{name}_allowed"] = _figure(kind, allowed.get((kind, worst.at), _limit(LIMITS[precision], kind)))
     return figures
 
 

@@ -1,0 +1,101 @@
+"""Chooses the step at which remedies are compared with the unmodified script, by how far unmodified runs are apart there.
+
+In a deep network with random weights, rounding alone changes the first gradients, so no remedy could be told from a bug.
+Weights that have been trained for a few steps are steadier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from flatout.boost.trial import Told
+from flatout.measure.step_noise import StepNoise
+
+LATER = (12, 36)  # steps
+_FALLS = 0.7  # of the noise at the place before: otherwise the noise has stopped falling
+PLAIN = "fp32"
+
+
+class RepeatTrials(Protocol):
+    def repeat(
+        self, places: Sequence[int], precision: str = PLAIN, *, keep: bool = False, shaken: bool = False, whole: bool = False
+    ) -> Told: ...
+
+    def compare_at(self, place: int, noise: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class PlaceNoise:
+    """Differences of unmodified runs at one place, by precision: plainly repeated, or with weights changed by rounding."""
+
+    at: int
+    found: Mapping[str, Mapping[str, Any]]
+    was_chosen: bool = False  # from several, which were measured
+
+    @property
+    def agrees(self) -> bool:
+        return all(one["agrees"] for one in self.found.values())
+
+    @property
+    def why_not(self) -> str:
+        """Why nothing can be proven here."""
+        return str(self.found[PLAIN]["why"])
+
+    @property
+    def differs(self) -> str:
+        return next((str(one["differs"]) for one in self.found.values() if not one["agrees"]), "")
+
+    @property
+    def lost(self) -> int:
+        """Precisions in which nothing can be proven."""
+        return sum(bool(one["why"]) for one in self.found.values())
+
+    @property
+    def angle(self) -> float:
+        return sum(StepNoise.from_list(one["sizes"]).usual("angle") for one in self.found.values())
+
+    def noise(self) -> dict[str, Any]:
+        """Only where there is any."""
+        return {name: one["sizes"] for name, one in self.found.items() if any(size for *_, size in one["sizes"])}
+
+
+def measured(tries: RepeatTrials, again: Told | None, precisions: Iterable[str], places: Sequence[int]) -> list[PlaceNoise]:
+    """`again`: a repeat that was already run, if any."""
+    told = {PLAIN: tries.repeat(places) if again is None else again}
+    told |= {one: tries.repeat(places, one, shaken=True) for one in precisions if one != PLAIN}
+    found: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for precision, one in told.items():
+        for place in one.repeats:
+            found.setdefault(place["at"], {})[precision] = place
+    return [PlaceNoise(at, one) for at, one in sorted(found.items()) if PLAIN in one]
+
+
+def chosen(places: Sequence[PlaceNoise]) -> PlaceNoise | None:
+    """The first place where unmodified runs agree; else the one with the least noise, the first if others are hardly better."""
+    usable = [one for one in places if not one.why_not]
+    if agreeing := [one for one in usable if one.agrees]:
+        return agreeing[0]
+    best: PlaceNoise | None = None
+    for one in usable:
+        if best is None or one.lost < best.lost or (one.lost == best.lost and one.angle < _FALLS * best.angle):
+            best = one
+    return best
+
+
+def settle(
+    tries: RepeatTrials, again: Told, precisions: Sequence[str], say: Callable[[str], None], is_over: Callable[[], bool]
+) -> tuple[PlaceNoise | None, str]:
+    """The place to compare at, and why there is none."""
+    first = measured(tries, again, precisions, (0,))
+    if not first:
+        return None, "its first step could not be compared"
+    if first[0].agrees or is_over():
+        return (None, first[0].why_not) if first[0].why_not else (first[0], "")
+    say(f"two unmodified runs differ in the first step ({first[0].differs}); measuring later steps")
+    later: list[PlaceNoise] = []
+    if not tries.repeat(LATER, keep=True).failure:
+        later = measured(tries, None, precisions, LATER)
+    place = chosen([*first, *later])
+    return (None, first[0].why_not) if place is None else (replace(place, was_chosen=True), "")
