@@ -26,6 +26,7 @@ from flatout.base.tree import (
     Table,
     TableColumn,
     TextLine,
+    Thumbnails,
     shown_text,
 )
 
@@ -48,6 +49,7 @@ td.right { white-space: nowrap; }
 a { color: var(--c0); } #live-said { color: var(--c1); font-weight: 600; }
 summary { cursor: pointer; color: var(--quiet); }
 figure { display: inline-block; vertical-align: top; max-width: 100%; margin: 1.2rem 1rem 1.2rem 0; }
+.photo { margin: .4rem .8rem .4rem 0; min-width: 7rem; font-size: .85rem; }
 figure img { max-width: 100%; } figcaption { width: 0; min-width: 100%; color: var(--quiet); }
 pre { background: var(--soft); border: 1px solid var(--rule); border-radius: 6px; padding: .6rem .8rem; margin: .6rem 0;
   font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -132,6 +134,8 @@ def _node(node: Node) -> str:
         return _table(node)
     if isinstance(node, Picture):
         return _picture(node)
+    if isinstance(node, Thumbnails):
+        return "".join(_photo(content, caption) for content, caption in node.photos)
     if isinstance(node, Figures):
         return _figures(node)
     if isinstance(node, Code):
@@ -185,6 +189,11 @@ def _value_cell(column: TableColumn, value: Any) -> str:
 
 def _linked(text: str, link: str) -> str:
     return f'<a href="{escape(link)}">{escape(text)}</a>' if link else escape(text)
+
+
+def _photo(content: bytes, caption: str) -> str:
+    source = "data:image/jpeg;base64," + b64encode(content).decode()
+    return f'<figure class="photo"><img src="{source}" alt=""><figcaption>{escape(caption)}</figcaption></figure>'
 
 
 def _picture(picture: Picture) -> str:

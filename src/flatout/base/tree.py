@@ -61,6 +61,13 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Thumbnails:
+    """Small JPEG images with a caption each, for HTML only."""
+
+    photos: Sequence[tuple[bytes, str]]
+
+
+@dataclass(frozen=True)
 class Figure:
     """A number of the first glance. `note` says what it compares with."""
 
@@ -92,7 +99,7 @@ class Charts:
     pictures: Sequence[Picture]
 
 
-Node = TextLine | Fields | Table | Picture | Figures | Code | Charts
+Node = TextLine | Fields | Table | Picture | Thumbnails | Figures | Code | Charts
 
 
 @dataclass(frozen=True)

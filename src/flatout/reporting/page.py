@@ -32,9 +32,11 @@ from flatout.store.compare import compare_doc
 _MOST_METRICS = 6  # at the top; the curves have all
 
 
-def run_doc(story: RunStory) -> Doc:
+def run_doc(story: RunStory, judged: Sequence[Node] = ()) -> Doc:
+    """`judged`: what the model says about held-out rows."""
     charts, missing = charts_of([story])
-    return Doc((*at_first_glance(story), *what_is_missing(story, missing), *_curves(charts), *below_the_curves(story)))
+    above = [*at_first_glance(story), *what_is_missing(story, missing), *_curves(charts)]
+    return Doc((*above, *judged, *below_the_curves(story)))
 
 
 def at_first_glance(story: RunStory) -> list[Node]:

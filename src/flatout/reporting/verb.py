@@ -8,24 +8,43 @@ from pathlib import Path
 
 from flatout.base.errors import StoreError, UsageError
 from flatout.base.html import to_html
+from flatout.base.tree import Node
 from flatout.reporting.page import headline, run_doc, runs_doc
 from flatout.reporting.story import RunStory, read_story
 from flatout.runs.record import Run
+from flatout.runs.trained import CACHE
 from flatout.store.run_folder import RunFolder, find
 
 _MOST = 12
 
 
-def report(*runs: Run | Path | str, out: Path | str | None = None, folder: Path | str = "runs") -> Path:
+def report(*runs: Run | Path | str, out: Path | str | None = None, folder: Path | str = "runs", evaluate: bool = False) -> Path:
     """One self-contained HTML page about a run, or about several on top of each other. Returns its path.
 
     `runs`: a `Run`, its name in `folder`, its folder, or `last`. `out` is `NAME-report.html` here by default. The runs are
-    only read; one that is still training is shown until now.
+    only read; one that is still training is shown until now. `evaluate`: the page of one run also shows what its model says
+    about held-out rows: what it confuses, how sure it is, where it is worst, or what it writes.
     """
     stories = read_stories(runs, Path(folder))
+    judged: Sequence[Node] = ()
+    if evaluate:
+        check_can_evaluate(stories)
+        run = runs[0] if isinstance(runs[0], Run) else Run(stories[0].folder)
+        judged = judged_of(run, CACHE)
     path = page_path(stories, out)
-    write(path, page_of(stories))
+    write(path, page_of(stories, judged))
     return path
+
+
+def judged_of(run: Run, cache: Path | None) -> list[Node]:
+    from flatout.reporting.judged.verb import judged_nodes  # here: a page from files alone is made sooner without it
+
+    return judged_nodes(run, cache=cache)
+
+
+def check_can_evaluate(stories: Sequence[RunStory]) -> None:
+    if len(stories) > 1:
+        raise UsageError(f"evaluate is for the page of one run, got {len(stories)}: make a page of each")
 
 
 def read_stories(runs: Sequence[Run | Path | str], folder: Path) -> list[RunStory]:
@@ -46,9 +65,9 @@ def _folder(run: Run | Path | str, runs: Path) -> RunFolder:
     return find(runs, str(run))
 
 
-def page_of(stories: Sequence[RunStory]) -> str:
+def page_of(stories: Sequence[RunStory], judged: Sequence[Node] = ()) -> str:
     if len(stories) == 1:
-        return to_html(run_doc(stories[0]), stories[0].name)
+        return to_html(run_doc(stories[0], judged), stories[0].name)
     return to_html(runs_doc(stories), " · ".join(story.name for story in stories))
 
 

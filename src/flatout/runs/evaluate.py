@@ -47,9 +47,9 @@ def evaluate(
     """
     kept = None if cache is None else Path(cache)
     if data is None:
-        rows = _own_data(run, kept)
+        rows = own_data(run, kept)
         job = build_job(run.recipe, kept, data=rows, trained=True)
-        source = _own_part(run.name, job.data, "validation" if part is None else part)
+        source = own_part(run.name, job.data, "validation" if part is None else part)
     elif part is None:
         job = job_of(run.folder, run.recipe)
         source = other_source(job, data, targets=True, cache=kept, say=say)
@@ -70,7 +70,7 @@ def evaluate(
     return found
 
 
-def _own_data(run: TrainedRun, cache: Path | None) -> Data:
+def own_data(run: TrainedRun, cache: Path | None) -> Data:
     """The data of the recipe, prepared with the numbers that the run has fitted. On other rows the model would get other
     inputs."""
     data = run.recipe.load_data(cache)
@@ -88,7 +88,7 @@ def _own_data(run: TrainedRun, cache: Path | None) -> Data:
     return data
 
 
-def _own_part(name: str, data: Data, part: str) -> Source:
+def own_part(name: str, data: Data, part: str) -> Source:
     """A part of the data that the run `name` was trained with."""
     if part not in PARTS:
         raise UsageError(f"unknown part {part!r}; {did_you_mean(part, PARTS)}")

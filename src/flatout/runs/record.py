@@ -280,11 +280,14 @@ class Run:
             warnings.warn(note, stacklevel=2)
         return found
 
-    def report(self, out: Path | str | None = None) -> Path:
-        """One self-contained HTML page that shows how the run was trained, as `fo.report`. Returns its path."""
+    def report(self, out: Path | str | None = None, *, evaluate: bool = False) -> Path:
+        """One self-contained HTML page that shows how the run was trained, as `fo.report`. Returns its path.
+
+        `evaluate`: also how well the model does on held-out rows, computed now.
+        """
         import flatout  # the front door: pages are made above runs
 
-        return flatout.report(self, out=out)
+        return flatout.report(self, out=out, evaluate=evaluate)
 
     def plot(self) -> Any:
         """A matplotlib figure of the losses and metrics by steps."""
