@@ -42,7 +42,10 @@ def boost(
     measure: Annotated[bool, typer.Option("--probe/--no-probe", help="Measure this machine first if it never was.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Make a training script faster without changing it. Tries settings, proves that it learns the same, then runs it."""
+    """Make a training script faster without changing it. Tries settings, proves that it learns the same, then runs it.
+
+    Example: flatout boost train.py --epochs 1
+    """
     from flatout.base.errors import UsageError
 
     if world_size() > 1:

@@ -34,7 +34,10 @@ def new(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     guard: GuardSwitch = None,
 ) -> None:
-    """Write a recipe for data files. Inspects the files; comments in the recipe say what you may change."""
+    """Write a recipe for data files. Inspects the files; comments in the recipe say what you may change.
+
+    Example: flatout new bank.csv.gz --label y
+    """
     if out.suffix not in (".yaml", ".yml"):
         raise UsageError(f"--out must be a .yaml file, got {out.name}")
     if not out.resolve().parent.is_dir():
@@ -90,7 +93,10 @@ def data(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a recipe's data and how fast it can be read. Also where it would be kept, and what would make it faster."""
+    """Show a recipe's data and how fast it can be read. Also where it would be kept, and what would make it faster.
+
+    Example: flatout data mine.yaml
+    """
     if recipe.suffix not in _RECIPES and recipe.exists():
         _data_file(recipe, label, as_json)
         return

@@ -38,7 +38,10 @@ def doctor(
     html: Annotated[Path | None, typer.Option("--html", help="Also write the report to this HTML file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Find out why a training script is slow. Runs it unmodified and reports the line, the cost and the remedy."""
+    """Find out why a training script is slow. Runs it unmodified and reports the line, the cost and the remedy.
+
+    Example: flatout doctor train.py --epochs 1
+    """
     quiet_profiler()  # must be set before torch is imported
     from flatout.doctor.script import Script, check
 

@@ -24,7 +24,10 @@ def drill(
     keep: Annotated[Path | None, typer.Option("--keep", help="Keep both runs in this folder.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Test that killed runs resume to the same result. Kills at random moments, resumes each time, compares bit for bit."""
+    """Test that killed runs resume to the same result. Kills at random moments, resumes each time, compares bit for bit.
+
+    Example: flatout drill mine.yaml --kills 20
+    """
     from flatout.base.tree import to_data, to_text
     from flatout.drill.drill import doc
     from flatout.drill.drill import drill as do_drill

@@ -41,6 +41,8 @@ def find_lr(
     """Find a learning rate for a recipe by short trainings of copies of its model. Prints the curve, the rate and the reason.
 
     With lr: auto in the recipe a run does this by itself. Exit code 1: no rate is stable.
+
+    Example: flatout find-lr mine.yaml --plot curve.svg
     """
     from flatout.base.html import to_html
     from flatout.base.tree import to_data, to_text
@@ -80,6 +82,8 @@ def overfit(
     """Train a copy of a recipe's model on one batch until it knows it by heart. Says which part can't learn.
 
     Without dropout, augmentation and weight decay. Exit code 1: the batch was not learned.
+
+    Example: flatout overfit mine.yaml
     """
     from flatout.base.tree import to_data, to_text
     from flatout.runs.one_batch.overfit import overfit as do_overfit
@@ -104,7 +108,10 @@ def summary(
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Show the layers of a recipe's or a run's model: shapes, parameters, FLOPs, memory, share of a step's time."""
+    """Show the layers of a recipe's or a run's model: shapes, parameters, FLOPs, memory, share of a step's time.
+
+    Example: flatout summary mine.yaml
+    """
     from flatout.base.tree import to_data, to_text
     from flatout.runs.layers.summary import summary as summarize
     from flatout.runs.layers.view import summary_doc

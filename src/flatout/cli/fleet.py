@@ -14,7 +14,12 @@ from flatout.cli.output import print_json
 from flatout.cli.places import cache_folder
 from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
 
-app = typer.Typer(help="Train on many machines: write jobs for a cluster.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Train on many machines: write jobs for a cluster.\n\n"
+    "Example: flatout fleet manifest mine.yaml --image registry.example/train:1 --nodes 2",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @app.command("manifest")
@@ -62,7 +67,10 @@ def manifest(
     out: Annotated[Path | None, typer.Option("--out", help="File to write. Default: print it.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a Kubernetes job for a recipe. It is a TrainJob or a RayJob, with everything it needs."""
+    """Write a Kubernetes job for a recipe. It is a TrainJob or a RayJob, with everything it needs.
+
+    Example: flatout fleet manifest mine.yaml --image registry.example/train:1 --nodes 2
+    """
     from flatout.base.tree import to_data, to_text
     from flatout.fleet import interruptions as lost
     from flatout.fleet import manifest as writing
@@ -127,7 +135,10 @@ _AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False, "
 def node(
     arguments: Annotated[list[str], typer.Argument(help="As for torchrun: -m flatout run recipe.yaml", show_default=False)],
 ) -> None:
-    """Run torchrun on a machine of a TrainJob. Exits with 143 if the run was stopped and has saved."""
+    """Run torchrun on a machine of a TrainJob. Exits with 143 if the run was stopped and has saved.
+
+    Example: flatout fleet node --nnodes 2 --nproc-per-node 8 -m flatout run mine.yaml
+    """
     from flatout.fleet.node import launch
 
     raise typer.Exit(launch(arguments))

@@ -41,7 +41,10 @@ def generate(
     device: DeviceName = "auto",
     as_json: Json = False,
 ) -> None:
-    """Continue texts with a model that was trained to predict the next token. One text is printed as it is made."""
+    """Continue texts with a model that was trained to predict the next token. One text is printed as it is made.
+
+    Example: flatout generate last 'To be, or' --tokens 100
+    """
     stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in stop or []]
     how: dict[str, Any] = {"tokens": tokens, "stop": stops, "say": _say}
     package = packages.opened(Path(run))

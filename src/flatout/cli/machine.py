@@ -18,7 +18,10 @@ def probe(
     quick: Annotated[bool, typer.Option("--quick", help="Take only a few seconds, with less precise results.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure how fast this machine is. Also reports what is misconfigured."""
+    """Measure how fast this machine is. Also reports what is misconfigured.
+
+    Example: flatout probe
+    """
     from flatout.base.tree import to_data, to_text
     from flatout.machine.device import pick_device
     from flatout.machine.probe import doc
@@ -29,7 +32,10 @@ def probe(
 
 
 def env(as_json: Json = False) -> None:
-    """Print versions and facts about this machine, for a bug report."""
+    """Print versions and facts about this machine, for a bug report.
+
+    Example: flatout env --json
+    """
     from flatout import __version__
     from flatout.machine.facts import read_facts
     from flatout.machine.others_work import others_now

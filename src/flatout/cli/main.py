@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ from flatout import __version__
 from flatout.base.errors import FlatoutError, shortened
 from flatout.cli import (
     boost,
+    completion,
     data,
     doctor,
     drill,
@@ -30,7 +32,9 @@ from flatout.cli import (
     tune,
     watch,
 )
+from flatout.cli.here import show_next_steps
 from flatout.cli.leaving import Ended, deaf_to_signals, ends_in_order, leave
+from flatout.cli.places import is_completing
 from flatout.cli.slips import Commands, GenerateCommand, RecipeCommand
 
 _AS_IT_WAS = "nothing that was saved before has changed"
@@ -38,8 +42,8 @@ _AS_IT_WAS = "nothing that was saved before has changed"
 app = typer.Typer(
     name="flatout",
     cls=Commands,
-    help="Trains PyTorch models as fast as the machine allows, and proves it.",
-    no_args_is_help=True,
+    help="Trains PyTorch models as fast as the machine allows, and proves it.\n\nExample: flatout demo",
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -65,6 +69,7 @@ app.command("shrink")(shrink.shrink)
 app.command("gate")(gate.gate)
 app.command("serve")(serve.serve)
 app.command("load")(load.load)
+app.command("completion")(completion.completion)
 app.command("probe")(machine.probe)
 app.command("env")(machine.env)
 app.command("doctor", context_settings={"allow_interspersed_args": False})(doctor.doctor)
@@ -82,9 +87,11 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        show_next_steps(Path())
 
 
 def main() -> None:
@@ -112,8 +119,10 @@ def _has_met_others() -> bool:
 
 
 def _run() -> None:
+    if is_completing():
+        completion.prepare_answers()
     try:
-        app(prog_name="flatout")
+        app(prog_name=completion.PROGRAM)
     except FlatoutError as error:
         print(f"flatout: {shortened(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)

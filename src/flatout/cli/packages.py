@@ -31,7 +31,10 @@ def export(
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Write a finished run as a package that takes raw rows, checked against the run. Or write one ONNX file."""
+    """Write a finished run as a package that takes raw rows, checked against the run. Or write one ONNX file.
+
+    Example: flatout export last --out churn/
+    """
     if to not in ("package", "onnx"):
         raise UsageError(f"--to is package or onnx, got {to!r}")
     from flatout.base.units import show_bytes, show_seconds
@@ -72,7 +75,10 @@ def export(
 
 
 def why(package: PackagePath, as_json: Json = False) -> None:
-    """Show where a package comes from: its run, plan, recipe and data, and whether the run still exists."""
+    """Show where a package comes from: its run, plan, recipe and data, and whether the run still exists.
+
+    Example: flatout why package/
+    """
     from flatout.base.tree import to_data, to_text
     from flatout.packaging.package import open_package
     from flatout.packaging.verbs import why as lineage

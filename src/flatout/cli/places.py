@@ -51,6 +51,13 @@ def world_size() -> int:
     return int(size) if size.isdigit() else 1
 
 
+def is_completing() -> bool:
+    """Whether a shell asks how the words typed so far can go on."""
+    from flatout.cli.completion import VARIABLE
+
+    return VARIABLE in os.environ
+
+
 def quiet_torch() -> None:
     """Silence a warning about CPUs without bf16 instructions: it prints 20 lines of C++ stack, and the plan shows the speed."""
     from flatout.machine.rates import NO_SUCH_KERNEL

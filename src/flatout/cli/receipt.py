@@ -24,7 +24,10 @@ def receipt(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what was tried: settings before a run, or changes of a shrunk package. Each with measurements, proof and why."""
+    """Show what was tried: settings before a run, or changes of a shrunk package. Each with measurements, proof and why.
+
+    Example: flatout receipt last
+    """
     from flatout.base.tree import to_data, to_text
     from flatout.plan.receipt_view import receipt_doc
     from flatout.runs import verbs

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from flatout.tuning.study.folder import StudyFolder
 
 app = typer.Typer(
-    help="List runs; show one; compare some; check the files of one.", invoke_without_command=True, rich_markup_mode=None
+    help="List runs; show one; compare some; check the files of one.\n\n"
+    "Example: flatout runs --sort accuracy --show lr,batch --where 'lr>1e-3'",
+    invoke_without_command=True,
+    rich_markup_mode=None,
 )
 
 Runs = Annotated[Path, typer.Option("--runs", help="The folder with all runs.")]
@@ -84,7 +87,10 @@ def show(
         typer.Option("--optuna", help="Of a study: write its trials as a journal for optuna-dashboard.", show_default=False),
     ] = None,
 ) -> None:
-    """Show a run's recipe, its settings with reasons, and its results; or a study's winner and its trials."""
+    """Show a run's recipe, its settings with reasons, and its results; or a study's winner and its trials.
+
+    Example: flatout runs show last
+    """
     from flatout.tuning.study.folder import find_study, is_study
 
     if run == _LAST_STUDY:
@@ -166,7 +172,10 @@ def compare(
     runs: Runs = Path("runs"),
     as_json: Json = False,
 ) -> None:
-    """Compare runs: recipe, settings and results."""
+    """Compare runs: recipe, settings and results.
+
+    Example: flatout runs compare digits-1 last
+    """
     if len(names) < 2:
         raise UsageError(f"runs compare needs two runs or more, got {names[0]}: flatout runs compare {names[0]} last")
     from flatout.base.tree import Doc, TextLine, to_data, to_text
@@ -189,7 +198,10 @@ def check(
     accept: Annotated[bool, typer.Option("--accept", help="Accept the files as they are now, except checkpoints.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every file of a run and compare its checksum. Exits with 1 if a file is damaged."""
+    """Read every file of a run and compare its checksum. Exits with 1 if a file is damaged.
+
+    Example: flatout runs check last
+    """
     from flatout.store.run_folder import find, find_to_mend
 
     if accept:

@@ -69,7 +69,10 @@ def serve(
     explain: Annotated[bool, typer.Option("--explain", help="Print every 10 s where the time of requests goes.")] = False,
     runs: Annotated[Path, typer.Option("--runs", help="The folder with all runs.")] = Path("runs"),
 ) -> None:
-    """Serve models over HTTP: /predict for people, the Open Inference Protocol for programs, a page to try them on."""
+    """Serve models over HTTP: /predict for people, the Open Inference Protocol for programs, a page to try them on.
+
+    Example: flatout serve package/ --slo 'p99 50 ms'
+    """
     from flatout.base.units import parse_bytes, parse_seconds
     from flatout.serving.options import FrontOptions, ServeOptions, WantedModel
     from flatout.serving.places import devices_named

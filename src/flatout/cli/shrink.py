@@ -60,7 +60,10 @@ def shrink(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> None:  # fmt: skip
-    """Make a model smaller and faster here. A change is kept only if it is faster and proven as accurate on held-out rows."""
+    """Make a model smaller and faster here. A change is kept only if it is faster and proven as accurate on held-out rows.
+
+    Example: flatout shrink last --goal 'size 4x' --out small/
+    """
     from flatout.packaging.folder import check_is_new
     from flatout.packaging.package import open_package
     from flatout.shrinking.making import make_smaller

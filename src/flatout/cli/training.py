@@ -79,7 +79,12 @@ def run(
     workers: RayWorkers = "1",
     page: Annotated[bool, typer.Option("--page", help="Show the run in a browser while it trains.")] = False,
 ) -> None:
-    """Train a recipe. The same command resumes an unfinished run. Under torchrun, all processes train together."""
+    """Train a recipe. The same command resumes an unfinished run. Under torchrun, all processes train together.
+
+    Example: flatout run mine.yaml lr=1e-3 budget='20 epochs'
+
+    Example: flatout run mine.yaml --devices 4 --page
+    """
     from flatout.cli.progress import progress_view
     from flatout.runs import verbs
     from flatout.world.joining import is_first, is_launched
@@ -159,6 +164,10 @@ def explain(
     """Show how a recipe would be trained here, and why. Trains nothing; can also plan how to split it over many devices.
 
     Of a run, show the plan that it was trained with, and what was measured.
+
+    Example: flatout explain mine.yaml --analyze
+
+    Example: flatout explain mine.yaml --devices 64 --device-kind h100
     """
     from flatout.base.tree import to_data, to_text
     from flatout.models.dataless import WeightsBudget, sparing_weights
@@ -237,7 +246,10 @@ def evaluate(
     device: DeviceName = "auto",
     as_json: Json = False,
 ) -> None:
-    """Compute metrics of a run's model. Uses its validation, test or training data, or other data."""
+    """Compute metrics of a run's model. Uses its validation, test or training data, or other data.
+
+    Example: flatout evaluate last --part test
+    """
     from flatout.runs import verbs
     from flatout.runs.scores import print_scores, read_metrics
 
@@ -272,7 +284,10 @@ def predict(
     runs: Runs = Path("runs"),
     device: DeviceName = "auto",
 ) -> None:
-    """Predict with the model of a run or a package and write a table. It has class names if the data has them."""
+    """Predict with the model of a run or a package and write a table. It has class names if the data has them.
+
+    Example: flatout predict last new.csv --out predictions.parquet
+    """
     from flatout.cli.tables import check_table_path, write_table
     from flatout.packaging import verbs
 
@@ -289,7 +304,10 @@ def _say_note(line: str) -> None:
 
 
 def demo(runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """Train on built-in handwritten digits. Shows the plan, where the time went, and what to try next."""
+    """Train on built-in handwritten digits. Shows the plan, where the time went, and what to try next.
+
+    Example: flatout demo
+    """
     from flatout.cli.progress import progress_view
     from flatout.recipe.load import read_recipe
     from flatout.runs import verbs

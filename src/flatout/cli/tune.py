@@ -64,6 +64,8 @@ def tune(
 
     Without a space: the learning rate, weight decay, warm-up and schedule. The same command goes on with an unfinished study; a
     larger budget extends a finished one. Under torchrun the trials are spread over all processes.
+
+    Example: flatout tune mine.yaml lr=1e-4..1e-1 --budget '10 min'
     """
     from flatout.base.tree import to_data, to_text
     from flatout.cli.study_progress import study_progress
