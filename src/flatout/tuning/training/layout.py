@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import product
 from statistics import median
 from typing import Any
@@ -76,16 +75,17 @@ def choose_layout(group: Group, candidates: Sequence[TrialCandidate], limit_s: f
         return Layout(SERIAL, threads=threads, why=why, rates=rates, measured_with=len(candidates))
     stacks: list[_Measured] = []
     ways = list(product(passed, counts))
-    took_s = limit_s
+    again_s = limit_s  # what another measurement would take
     for width in _widths(len(candidates)):
         of_width: list[_Measured] = []
         for form, count in ways:
             is_short = not (stacks or of_width) and width * (_WARM + _TURNS) / serial < limit_s  # without it nothing is known
-            is_quick = bool(stacks) and took_s < _QUICK * limit_s  # a study pays for a stack that is too small to its end
+            is_quick = bool(stacks) and again_s < _QUICK * limit_s  # a study pays for a stack that is too small to its end
             if time.perf_counter() - began_s > limit_s and not is_short and not is_quick:
                 break
-            found, took_s = _timed(partial(_stack_rate, group, candidates[:width], count, form))
+            found = _stack_rate(group, candidates[:width], count, form)
             if found is not None:
+                again_s = found.again_s
                 rates[found.name] = found.rate
                 of_width.append(found)
         stacks += of_width
@@ -98,9 +98,11 @@ def choose_layout(group: Group, candidates: Sequence[TrialCandidate], limit_s: f
 
 @dataclass(frozen=True)
 class _Measured:
-    """A stack. `degraded`: why it is slower than it could be."""
+    """A stack. `again_s`: what measuring another one takes, for which kernels are there. `degraded`: why it is slower than
+    it could be."""
 
     rate: float
+    again_s: float
     width: int
     threads: int
     form: str
@@ -181,28 +183,28 @@ def _threads(count: int) -> str:
 
 def alone_rate(group: Group, candidate: TrialCandidate, threads: int, timed_s: float | None = None) -> float:
     """Steps a second of one trial."""
-    return 1 / _step_seconds(group, Alone(group, [candidate]).train, threads, timed_s)
-
-
-def _timed(measure: Callable[[], _Measured | None]) -> tuple[_Measured | None, float]:
-    began_s = time.perf_counter()
-    return measure(), time.perf_counter() - began_s
+    return 1 / _step_seconds(group, Alone(group, [candidate]).train, threads, timed_s)[0]
 
 
 def _stack_rate(group: Group, candidates: Sequence[TrialCandidate], threads: int, form: str) -> _Measured | None:
+    began_s = time.perf_counter()
     try:
         stack = TrialStack(group, candidates, form)
-        rate = len(candidates) / _step_seconds(group, stack.train, threads)
-        return _Measured(rate, len(candidates), threads, form, stack.degraded)
+        step_s, kernels_s = _step_seconds(group, stack.train, threads)
+        again_s = time.perf_counter() - began_s - kernels_s
+        return _Measured(len(candidates) / step_s, again_s, len(candidates), threads, form, stack.degraded)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         return None
 
 
-def _step_seconds(group: Group, train: Callable[[int], None], threads: int, timed_s: float | None = None) -> float:
-    """Of one step: the median of several turns, without the first steps, which load kernels and capture graphs."""
-    on_device, done = group.device.type != "cpu", 0
+def _step_seconds(
+    group: Group, train: Callable[[int], None], threads: int, timed_s: float | None = None
+) -> tuple[float, float]:
+    """Of one step: the median of several turns, without the first steps, which load kernels and capture graphs. On a device
+    also what these took: a machine that is new to them needs seconds, once."""
+    on_device, done, kernels_s = group.device.type != "cpu", 0, 0.0
     if timed_s is None:
         timed_s = _TIMED_ON_DEVICE_S if on_device else _TIMED_S
 
@@ -218,10 +220,10 @@ def _step_seconds(group: Group, train: Callable[[int], None], threads: int, time
         warm = min(_WARM, group.total_steps)
         took_s = seconds(warm)
         if on_device and done + warm <= group.total_steps:
-            took_s = seconds(warm)
+            kernels_s, took_s = took_s, seconds(warm)
         most = _A_TURN_ON_DEVICE if on_device else _A_TURN
         steps = max(1, min(most, int(warm * timed_s / 2 / max(took_s, 1e-9))))
         turns, ends_s = list[float](), time.perf_counter() + timed_s
         while done + steps <= group.total_steps and (len(turns) < _TURNS or time.perf_counter() < ends_s):
             turns.append(seconds(steps) / steps)
-        return median(turns) if turns else took_s / warm
+        return median(turns) if turns else took_s / warm, kernels_s
