@@ -35,6 +35,7 @@ LAYERS = {
     "explore": 10,
     "serving": 10,  # knows packages, not runs
     "shrinking": 10,  # knows packages, and the run behind one
+    "tracking": 10,  # sends what a run logs elsewhere
     "tuning": 10,  # what to try, and the trials of it
     "loadtest": 10,  # asks any server
     "pipelines": 11,  # from raw data to a checked model

@@ -20,6 +20,14 @@ Event = Mapping[str, Any]
 Observer = Callable[[Event], None]
 
 
+KINDS = (
+    "planned", "compiled", "started", "not_resumed", "rate_found", "resumed", "step", "evaluation", "checkpoint_saved",
+    "checkpoint_failed", "checkpoint_refused", "checkpoint_damaged", "nonfinite", "unfroze", "rolled_back", "degraded",
+    "observer_dropped", "stopped", "failed", "finished",
+)  # fmt: skip
+"""Of a run. Those that can be found in a damaged log, and what observers hear before there is a run, are not among them."""
+
+
 class EventLog:
     """Writes events to a file and passes them to observers. With `path=None` nothing is written to disk."""
 

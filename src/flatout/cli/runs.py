@@ -11,6 +11,7 @@ import typer
 from flatout.base.errors import UsageError
 from flatout.cli.cost import cost
 from flatout.cli.output import check_page_path, print_json, write_page
+from flatout.cli.track import track
 
 if TYPE_CHECKING:
     from flatout.base.tree import Doc
@@ -164,6 +165,7 @@ def _show_run(run: str, runs: Path, as_json: bool) -> None:
 
 
 app.command("cost")(cost)
+app.command("track")(track)
 
 
 @app.command("compare")

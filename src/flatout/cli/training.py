@@ -15,6 +15,7 @@ from flatout.base.errors import NotARun, UsageError
 from flatout.cli import packages
 from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import allow_deterministic_cuda, cache_folder, price_per_hour, quiet_torch
+from flatout.cli.track import Track
 from flatout.cli.watch import check_page_is_possible, live_page
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def run(
     on: On = None,
     workers: RayWorkers = "1",
     page: Annotated[bool, typer.Option("--page", help="Show the run in a browser while it trains.")] = False,
+    track: Track = None,
 ) -> None:
     """Train a recipe. The same command resumes an unfinished run. Under torchrun, all processes train together.
 
@@ -87,6 +89,8 @@ def run(
     """
     from flatout.cli.progress import progress_view
     from flatout.runs import verbs
+    from flatout.tracking.asked import parse_tracks
+    from flatout.tracking.start import tracking
     from flatout.world.joining import is_first, is_launched
 
     pins = [*(sets or []), *([] if mesh is None else [f"mesh={mesh}"])]
@@ -108,8 +112,14 @@ def run(
     if devices is not None and not is_launched():
         raise typer.Exit(_run_here(devices))
     speaks = is_first()
-    with progress_view(quiet or not speaks) as shown, live_page(runs) if page and speaks else nullcontext(()) as told:
-        done = verbs.run(asked, runs=runs, fresh=fresh, observers=(*shown, *told), cache=cache_folder(), planning=planning)
+    tracks = parse_tracks((*asked.track, *(track or ())))
+    with (
+        progress_view(quiet or not speaks) as shown,
+        live_page(runs) if page and speaks else nullcontext(()) as told,
+        tracking(tracks if speaks else (), runs, _warn) as trackers,
+    ):
+        views = (*shown, *told, *trackers)
+        done = verbs.run(asked, runs=runs, fresh=fresh, observers=views, cache=cache_folder(), planning=planning)
     if speaks:
         print_json(done.result) if as_json else _print_outcome(done)
 
@@ -296,6 +306,10 @@ def predict(
     columns = verbs.predict(found, data, keep=keep, each_class=each_class, device=device, cache=cache_folder(), say=_say_note)
     write_table(out, columns)
     print(f"wrote {len(next(iter(columns.values())))} rows with {', '.join(columns)} to {out}")
+
+
+def _warn(line: str) -> None:
+    print(f"flatout: warning: {line}", file=sys.stderr, flush=True)
 
 
 def _say_note(line: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import UsageError
 from flatout.base.events import Event, Observer
+from flatout.notebook.own_functions import OwnFunction, OwnFunctions
 from flatout.notebook.speaking import speaking
 from flatout.plan.trials.reports import CTRL_C
 from flatout.recipe.load import read_recipe
@@ -17,6 +19,9 @@ from flatout.runs import train
 from flatout.runs.record import Run
 from flatout.runs.train import PLANNING
 from flatout.runs.trained import CACHE
+from flatout.tracking.asked import parse_tracks
+from flatout.tracking.start import tracking
+from flatout.world.joining import is_first
 
 _STOPPED = f"{CTRL_C}stopped while planning: no step was trained and there is no run to resume. The same call starts again."
 
@@ -32,6 +37,8 @@ def run(
     cache: Path | str | None = CACHE,
     planning: str = PLANNING,
     quiet: bool = False,
+    track: str | Sequence[str] = (),
+    on: Mapping[str, OwnFunction] | None = None,
     **keys: Any,
 ) -> Run:
     """Plan and train. An unfinished run of the same recipe, code and data is resumed, unless `fresh`.
@@ -44,6 +51,10 @@ def run(
     Started by torchrun, Slurm, Kubeflow or Ray Train, the processes train together. `planning` is the time limit for trials of
     settings, such as "2 min"; "off": no trials. A terminal gets a progress line, a notebook a live bar and curve;
     with `quiet` neither does.
+
+    `track` sends what the run logs to trackers, each in a process of its own: "tensorboard", "mlflow=http://host:5000",
+    "wandb", "csv", "jsonl", or several in a list. `on` has functions of yours by the event they wait for,
+    on={"evaluation": f}: training waits while f(event, run) works; what f raises is a warning.
     """
     if others:
         raise UsageError("fo.run takes one thing without a name: fo.run(data=(x, y), model=net), or fo.run(data=df, label='y')")
@@ -54,8 +65,11 @@ def run(
         if event["kind"] == "planned":
             begun.append(event["run"])
 
-    with speaking(quiet) as views:
-        told = (*views, note, *observers)
+    asked_for = (asked.track, (track,) if isinstance(track, str) else track)
+    tracks = parse_tracks(one for written in asked_for for one in written) if is_first() else ()
+    own = (OwnFunctions(on, Path(runs)),) if on and is_first() else ()
+    with speaking(quiet) as views, tracking(tracks, Path(runs), _warn) as trackers:
+        told = (*views, note, *trackers, *own, *observers)
         try:
             return train.run(asked, runs=runs, fresh=fresh, observers=told, cache=cache, planning=planning)
         except KeyboardInterrupt:
@@ -63,6 +77,10 @@ def run(
                 for view in views:
                     view({"kind": "planning", "t": 0.0, "line": _STOPPED})
             raise
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, stacklevel=2)
 
 
 def _recipe(recipe: Any, data: Any, keys: dict[str, Any]) -> Recipe:

@@ -25,6 +25,7 @@ _NOT_OF_A_TRIAL = (
     "evaluate",
     "early_stop",
     "price_per_hour",
+    "track",
     "settings",
     "data",  # only its shapes count
 )

@@ -335,6 +335,7 @@ class Identity:
 
 def identity(recipe: Recipe, job: Job) -> Identity:
     written = recipe.written()
+    written.pop("track", None)  # who watches a run is no part of it
     others = settings_of(SettingScope.PROCESSES)  # a run can be resumed with any number of processes in any mesh
     written["settings"] = {name: value for name, value in recipe.settings.items() if name not in others}
     asked = json.dumps(written, sort_keys=True, default=lasting_text).encode()

@@ -91,6 +91,7 @@ class Recipe(BaseModel):
     rates: dict[str, Number] = Field(default_factory=dict)
     prefer: Literal["time", "energy"] = "time"
     price_per_hour: Annotated[Number, Field(gt=0)] | None = None
+    track: tuple[str, ...] = ()
     seed: Annotated[Whole, checked(check_seed)] = 0
     settings: dict[str, Any] = Field(default_factory=dict)
     knobs: tuple[Any, ...] = ()
@@ -245,6 +246,8 @@ class Recipe(BaseModel):
             del written["unfreeze"]  # as in recipes of earlier versions
         if self.prefer == "time":
             del written["prefer"]
+        if not self.track:
+            del written["track"]
         return {name: value for name, value in written.items() if value is not None}
 
 

@@ -17,6 +17,7 @@ _KEPT = {
     "evaluate": "a study decides itself when trials are evaluated",
     "early_stop": "a study decides itself which trials go on",
     "prefer": "it changes nothing that is learnt",
+    "track": "it changes nothing that is learnt",
     "price_per_hour": "it changes nothing that is learnt",
     "data.holdout": "other rows would be held out, and scores on other rows do not compare",
     "data.validation": "scores on other rows do not compare",
