@@ -30,7 +30,7 @@ from flatout.shrinking.making import Shrunk
 from flatout.shrinking.metric import metrics_of
 from flatout.shrinking.rows import CALIBRATING, JUDGING, RowSets, rows_of_run
 from flatout.shrinking.workshop.answers import costs_of, with_log_probabilities
-from flatout.shrinking.workshop.bench import SOURCE
+from flatout.shrinking.workshop.questions import SOURCE
 from flatout.shrinking.workshop.workshop import Workshop
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

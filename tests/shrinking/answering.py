@@ -71,7 +71,7 @@ class Script:
         return {"file": str(file), "rows": self.rows}
 
     def _sizes(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        return {"sizes": {str(size): {"error": 0.01, "judged": 0.01} for size in question["sizes"]}}
+        return {"sizes": {str(size): {"error": 0.01, "judged": 0.01} for size in question["sizes"]}, "moved": 0.01}
 
     def _error(self, question: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": self.error(self.made[question["name"]])}

@@ -28,7 +28,7 @@ def judged(workshop: Workshop, *steps: ShrinkStep, batches: tuple[int, ...] = (1
     def ask(question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         if question["ask"] != "time":
             return workshop.ask(question, limit_s)
-        return {arm: _arm(question[arm], question["turns"]) for arm in ("first", "second")}
+        return {which: arm(question[which], question["turns"]) for which in ("first", "second")}
 
     limit = TimeLimit(600.0)
     trials = ShrinkTrials(ask, metrics_of("classify", margin), batches, parse_goal(None), 1 << 20, limit, lambda line: None)
@@ -40,6 +40,6 @@ def judged(workshop: Workshop, *steps: ShrinkStep, batches: tuple[int, ...] = (1
     return trials.prove(option, attempt, standing) if attempt.judgement.kept else attempt
 
 
-def _arm(name: str, turns: int) -> dict[str, Any]:
+def arm(name: str, turns: int) -> dict[str, Any]:
     seconds = SOURCE_S if name == "source" else SOURCE_S / 2
     return {"blocks_s": [seconds] * turns, "calls_s": [seconds] * turns, "joules_a_row": None}

@@ -53,6 +53,7 @@ def shrink(
             "of --within.", show_default=False,
         ),
     ] = None,
+    device: Annotated[str, typer.Option("--device", help="That serves it: cpu or cuda.")] = "cpu",
     runs: Annotated[Path, typer.Option("--runs", help="The folder with all runs.")] = Path("runs"),
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a page with the receipt to this file.", show_default=False)
@@ -73,7 +74,7 @@ def shrink(
         check_page_path(html)
     check_is_new(out)
     sizes = None if batch is None else _sizes(batch)
-    request = ShrinkRequest.read(goal, margin, sizes, data, within, training)
+    request = ShrinkRequest.read(goal, margin, sizes, data, within, training, device)
     _, folder = package_folder(model, runs, _say)
     say = (lambda line: None) if quiet else _say
     made = make_smaller(open_package(folder), out, request, cache=cache_folder(), say=say)

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from flatout.base.answering_child import answer_questions
-from flatout.shrinking.workshop.bench import CandidateBench
+from flatout.shrinking.workshop.benches import bench_in
 
 
 def main(folder: Path, threads: int, read_from: int, write_to: int) -> None:
     torch.set_num_threads(threads)
-    answer_questions(CandidateBench(folder).answer, read_from, write_to)
+    answer_questions(bench_in(folder).answer, read_from, write_to)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,11 @@ from flatout.packaging.onnx_libraries import library
 from flatout.packaging.package import Package
 from flatout.shrinking.fallback import Fallback
 from flatout.shrinking.goal import ShrinkGoal
+from flatout.shrinking.latencies import latency_s
 from flatout.shrinking.metric import Metric
 from flatout.shrinking.rows import CALIBRATING, JUDGING, TUNING, RowSets
 from flatout.shrinking.search import ShrinkSearch
-from flatout.shrinking.trials import ShrinkTrials, latency_s
+from flatout.shrinking.trials import ShrinkTrials
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,17 @@ class ShrinkBasis:
     goal: ShrinkGoal
     runtime: str
     start: Mapping[str, Any]
+    device: torch.device
+    of_programs: bool
 
 
-def described(receipt: Receipt) -> Receipt:
-    facts = read_facts()
-    versions = {
-        "flatout": __version__,
-        "torch": torch.__version__,
-        **{n: library(n).__version__ for n in ("onnx", "onnxruntime")},
-    }
+def described(receipt: Receipt, basis: ShrinkBasis) -> Receipt:
+    libraries = {} if basis.of_programs else {name: library(name).__version__ for name in ("onnx", "onnxruntime")}
+    versions = {"flatout": __version__, "torch": torch.__version__, **libraries}
+    cpu = f"{read_facts().cpu.model}, {torch.get_num_threads()} threads"
+    machine = cpu if basis.device.type == "cpu" else f"{torch.cuda.get_device_name(basis.device)}, {cpu}"
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return replace(receipt, machine=f"{facts.cpu.model}, {torch.get_num_threads()} threads", versions=versions, at=at)
+    return replace(receipt, machine=machine, versions=versions, at=at)
 
 
 def about_of(basis: ShrinkBasis, trials: ShrinkTrials, fallback: Fallback, search: ShrinkSearch) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def about_of(basis: ShrinkBasis, trials: ShrinkTrials, fallback: Fallback, searc
         "final": final,
         "size": {"was": start["bytes"], "now": result.bytes if result is not None else start["bytes"]},
         "latency_s": _latency(trials, final, goal),
-        "energy": Meters(torch.device("cpu")).why_unavailable,
+        "energy": Meters(basis.device).why_unavailable if basis.device.type == "cpu" else "not measured on a GPU yet",
     }  # fmt: skip
 
 

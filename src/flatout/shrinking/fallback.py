@@ -16,7 +16,7 @@ from flatout.base.answering_child import NoAnswer
 from flatout.shrinking.metric import Costs, Metric
 from flatout.shrinking.rows import TUNING
 from flatout.shrinking.step import ShrinkStep, ShrinkSteps
-from flatout.shrinking.workshop.bench import SOURCE
+from flatout.shrinking.workshop.questions import SOURCE
 
 _PATIENCE_S = 600.0
 _NAME, _LAYER_TURNS, _LAYER_S = "layer", 12, 0.5

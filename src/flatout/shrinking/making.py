@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flatout.base.answering_child import NoAnswer
 from flatout.base.errors import DataError, FlatoutError, MachineError, ModelError, UsageError
+from flatout.base.files import parse_json
 from flatout.data.others import other_rows
+from flatout.machine.device import pick_device
 from flatout.measure.receipt import Receipt
 from flatout.measure.time_limit import TimeLimit
-from flatout.packaging.derived import RECEIPT, NewModel, write_derived
+from flatout.packaging.derived import RECEIPT, NewModel, NewProgram, write_derived
 from flatout.packaging.folder import check_is_new
 from flatout.packaging.onnx_libraries import library
 from flatout.packaging.own_data import data_behind
 from flatout.packaging.package import Package
 from flatout.packaging.parity import TOLERANCES
+from flatout.packaging.program import Program
 from flatout.shrinking.about import ShrinkBasis, about_of, described
 from flatout.shrinking.fallback import Fallback
 from flatout.shrinking.goal import ShrinkGoal
@@ -67,19 +72,19 @@ def make_smaller(
     """Write a package to `out`. `isolated`: candidates are made in a process of their own."""
     check_is_new(out)
     metrics = metrics_of(str(package.card["objective"]), request.margin)
-    for name in ("onnx", "onnxruntime"):
-        library(name, _NEED)
-    if not (package.path / "model.onnx").exists():
-        raise ModelError(f"{package.path} has no model.onnx, which shrink starts from: {_why_no_onnx(package)}")
+    device = pick_device(request.device)
+    of_programs = _is_of_programs(device)
+    _check_model(package, of_programs)
     limit = TimeLimit(request.within_s)
     say("reading rows")
     rows = _rows(package, request.data, cache, say)
-    with Workshop(package, rows, str(package.card["objective"]), isolated=isolated, cache=cache) as workshop:
+    with Workshop(package, rows, str(package.card["objective"]), isolated=isolated, cache=cache,
+                  device=str(device) if of_programs else "") as workshop:  # fmt: skip
         start = _started(workshop, (request.batches or (1,))[0])
         runtime = min(start["seconds"], key=lambda name: start["seconds"][name])
         workshop.serve_with(runtime)
         batches, goal = request.batches or _usual_batches(workshop, request.goal), request.goal
-        basis = ShrinkBasis(package, rows, metrics, batches, goal, runtime, start)
+        basis = ShrinkBasis(package, rows, metrics, batches, goal, runtime, start, device, of_programs)
         trials = ShrinkTrials(workshop.ask, metrics, batches, goal, start["bytes"], limit, say)
         fallback = Fallback(workshop.ask, metrics, batches[0], max(JUDGED_BATCH, *batches), say)
         trained = TrainedSteps(workshop.ask, request.training_s, limit, say)
@@ -89,10 +94,10 @@ def make_smaller(
             if search.is_interrupted:
                 raise KeyboardInterrupt
             raise MachineError(f"nothing can be compared with {package.path}: {receipt.stopped}")
-        receipt = described(receipt)
+        receipt = described(receipt, basis)
         about = about_of(basis, trials, fallback, search)
         about["verdict"] = verdict_of(receipt, about)
-        made = _model(workshop, search) if search.kept else None
+        made = _model(workshop, search, basis) if search.kept else None
         names = [one.named for one in search.kept]
         kept = {RECEIPT: {"receipt": receipt.to_dict(), "about": about}}
         shrunk = write_derived(package, out, made, {"changes": names}, kept)
@@ -109,6 +114,22 @@ def _usual_batches(workshop: Workshop, goal: ShrinkGoal) -> tuple[int, ...]:
     except NoAnswer as none:
         raise MachineError(f"the package can't be run: {none}") from none
     return (1, most) if most > 1 else (1,)
+
+
+def _is_of_programs(device: torch.device) -> bool:
+    """onnxruntime's kernels are the fastest on a CPU; on a GPU the package's program is run by PyTorch."""
+    return device.type != "cpu"
+
+
+def _check_model(package: Package, of_programs: bool) -> None:
+    if of_programs:
+        if not isinstance(package.program, Program):
+            raise ModelError(f"{package.path} has no graph of the model, which shrink starts from on a GPU")
+        return
+    for name in ("onnx", "onnxruntime"):
+        library(name, _NEED)
+    if not (package.path / "model.onnx").exists():
+        raise ModelError(f"{package.path} has no model.onnx, which shrink starts from: {_why_no_onnx(package)}")
 
 
 def _why_no_onnx(package: Package) -> str:
@@ -138,19 +159,24 @@ def _started(workshop: Workshop, batch: int) -> dict[str, Any]:
         start = workshop.ask({"ask": "start", "batch": batch}, _START_S)
     except NoAnswer as none:
         raise MachineError(f"the package can't be run: {none}") from none
-    if "onnxruntime" not in start["seconds"]:
-        raise ModelError(f"onnxruntime does not give the package's outputs here: {start['why'].get('onnxruntime')}")
+    if not start["seconds"]:
+        why = "; ".join(f"{name}: {one}" for name, one in start["why"].items())
+        raise ModelError(f"no runtime that shrink changes gives the package's outputs here: {why}")
     return start
 
 
-def _model(workshop: Workshop, search: ShrinkSearch) -> NewModel:
+def _model(workshop: Workshop, search: ShrinkSearch, basis: ShrinkBasis) -> NewModel | NewProgram:
     assert search.result is not None
     name = search.result.name
     try:
         told = workshop.ask({"ask": "outputs", "name": name}, _START_S)
     except NoAnswer as none:
         raise ModelError(f"the kept model can't be run again: {none}; nothing was written") from none
-    core = library("onnx").load(workshop.folder / f"{name}.onnx")
+    outputs, file = read_tensors(Path(told["file"])), workshop.folder / name
     # other kernels round differently: they may be as far off as the change itself was, and no further
-    tolerance = max(TOLERANCES["fp32"], told["from_source"], _SPREAD * told["between_batches"])
-    return NewModel(core, read_tensors(Path(told["file"])), tolerance)
+    far = max(told["from_source"], _SPREAD * told["between_batches"])
+    if not basis.of_programs:
+        return NewModel(library("onnx").load(file.with_suffix(".onnx")), outputs, max(TOLERANCES["fp32"], far))
+    program = Program.from_json(parse_json(file.with_suffix(".json").read_bytes()))
+    weights, tolerance = read_tensors(file.with_suffix(".safetensors")), max(TOLERANCES[basis.package.card["precision"]], far)
+    return NewProgram(program, weights, outputs, tolerance, basis.device, basis.runtime)

@@ -17,7 +17,8 @@ _OF_SEARCH = 0.5  # of the time, for trainings
 @dataclass(frozen=True)
 class ShrinkRequest:
     """`margin`: None for the usual one of the metric. `batches`: rows in a call, as they are served; none for one row and,
-    with a goal of latency, as many as that permits. `data`: labelled rows to judge by instead of the run's own."""
+    with a goal of latency, as many as that permits. `data`: labelled rows to judge by instead of the run's own. `device`: that
+    serves it."""
 
     goal: ShrinkGoal = field(default_factory=ShrinkGoal)
     margin: float | None = None
@@ -25,6 +26,7 @@ class ShrinkRequest:
     data: Any = None
     within_s: float = 600.0
     training_s: float = 300.0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.margin is not None and not 0 < self.margin < 100:
@@ -43,9 +45,10 @@ class ShrinkRequest:
         data: Any = None,
         within: str = WITHIN,
         training: str | None = None,
+        device: str = "cpu",
     ) -> ShrinkRequest:
         """As people write it: "p99 5 ms", 64 or (1, 64), "10 min", "off"."""
         within_s = parse_seconds(within)
         training_s = _OF_SEARCH * within_s if training is None else 0.0 if training == "off" else parse_seconds(training)
         sizes = () if batch is None else (batch,) if isinstance(batch, int) else tuple(dict.fromkeys(batch))
-        return cls(parse_goal(goal), margin, sizes, data, within_s, training_s)
+        return cls(parse_goal(goal), margin, sizes, data, within_s, training_s, device)

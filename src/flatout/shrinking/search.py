@@ -14,12 +14,13 @@ from flatout.measure.search import Confirmation, Search
 from flatout.measure.standing import median_s
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import TrialRecord, entry_of
-from flatout.shrinking.changes.all import CHANGES, TRAINED, comes_first
+from flatout.shrinking.changes.all import TRAINED, comes_first, untrained
 from flatout.shrinking.fallback import Fallback
 from flatout.shrinking.goal import ShrinkGoal
+from flatout.shrinking.latencies import latency_s
 from flatout.shrinking.step import ShrinkStep, ShrinkSteps, named
 from flatout.shrinking.trained_steps import TrainedSteps
-from flatout.shrinking.trials import ShrinkAttempt, ShrinkOption, ShrinkStanding, ShrinkTrials, Tried, latency_s
+from flatout.shrinking.trials import ShrinkAttempt, ShrinkOption, ShrinkStanding, ShrinkTrials, Tried
 
 _FALLBACKS = 3  # looks at the held-out rows, for each change
 
@@ -134,8 +135,8 @@ class ShrinkSearch:
         static = self._changes.get("int8_static", {}).get("", {}).get("layers", [])
         dynamic = self._changes.get("int8_dynamic", {}).get("", {}).get("layers", [])
         first = ["int8_static", "int8_dynamic"] if len(static) > len(dynamic) else ["int8_dynamic", "int8_static"]
-        for name in [*first, *(one for one in CHANGES if one not in first)]:
-            if CHANGES[name].only_for_size and self._goal.kind != "size":
+        for name in [*first, *(one for one in self._changes if one not in first)]:
+            if name in self._changes and untrained(name).only_for_size and self._goal.kind != "size":
                 continue
             for value, about in self._changes.get(name, {}).items():
                 if about["why_not"] is None:
@@ -168,7 +169,7 @@ class ShrinkSearch:
 
     def _fall_back(self, option: ShrinkOption) -> None:
         step, checks = option.step, self._trials.checks.get(option.state, [])
-        if comes_first(step.change) or not CHANGES[step.change].is_by_layer:
+        if comes_first(step.change) or not untrained(step.change).is_by_layer:
             return
         if any(one.is_open for one in checks) or self._time_limit.is_over:
             return

@@ -19,11 +19,12 @@ from flatout.measure.standing import Standing
 from flatout.measure.stats import Comparison, compare_paired
 from flatout.measure.time_limit import TimeLimit
 from flatout.shrinking.goal import ShrinkGoal
+from flatout.shrinking.latencies import latencies_of
 from flatout.shrinking.metric import Costs, Metric
 from flatout.shrinking.rows import JUDGING
 from flatout.shrinking.step import ShrinkStep, ShrinkSteps, named
 from flatout.shrinking.why import why_no_gain
-from flatout.shrinking.workshop.bench import SOURCE
+from flatout.shrinking.workshop.questions import SOURCE
 
 MARGIN = 0.02  # smaller speed-ups are not worth other answers
 _SMALLER = 1.05
@@ -33,6 +34,7 @@ _PATIENCE_S = 600.0
 _TRAINING_PATIENCE = 5.0  # times the predicted time
 JUDGED_BATCH = 64
 _OTHER_SIZES = (1, 7)  # an odd one has a rest in every kernel
+_MOVED = 0.1  # the mean of the largest difference of a row's probabilities
 _AS_FAR, _NEAR = 3.0, 1e-3  # a change's error may be so much larger in calls of other sizes
 
 Ask = Callable[[Mapping[str, Any], float], dict[str, Any]]
@@ -209,12 +211,15 @@ class ShrinkTrials:
         return replace(attempt, judgement=replace(attempt.judgement, why=why), proof=proof)
 
     def _why_odd(self, name: str) -> str | None:
-        """A server calls with any number of rows up to the largest. What is proven in batches of one size has to hold there."""
+        """What accuracy does not show. A server calls with any number of rows up to the largest: what is proven in calls of one
+        size has to hold there. And classes can be right where the probabilities mean nothing any more."""
         judged = self._judged_batch
         sizes = [one for one in sorted({*_OTHER_SIZES, *self._batches}) if one != judged]
-        told = self._ask({"ask": "sizes", "name": name, "judged": judged, "sizes": sizes}, _PATIENCE_S)["sizes"]
+        told = self._ask({"ask": "sizes", "name": name, "judged": judged, "sizes": sizes}, _PATIENCE_S)
+        if told["moved"] > _MOVED:
+            return f"its probabilities are {told['moved']:.2g} away from the source's in the mean, more than {_MOVED:g}"
         for size in sizes:
-            here, there = told[str(size)]["error"], told[str(size)]["judged"]
+            here, there = told["sizes"][str(size)]["error"], told["sizes"][str(size)]["judged"]
             if not here <= _AS_FAR * there + _NEAR:
                 return (
                     f"its answers depend on the rows in a call: in calls of {size} they are {here:.2g} away from the source's, "
@@ -290,21 +295,7 @@ class ShrinkTrials:
 
 
 def _speed(now_s: Sequence[float], was_s: Sequence[float]) -> Comparison:
-    found = compare_paired(was_s, now_s, prefer="max", margin=MARGIN)
-    return found
-
-
-def latencies_of(arm: Mapping[str, Any]) -> dict[str, float | None]:
-    calls = np.sort(np.asarray(arm["calls_s"]))
-    marks = {f"p{share:g}": float(np.quantile(calls, share / 100)) for share in (50, 90, 95, 99, 99.9)}
-    return {**marks, "calls": float(len(calls)), "joules_a_row": arm["joules_a_row"]}
-
-
-def latency_s(latencies: Mapping[str, Any], percentile: float) -> float:
-    """By the nearest measured percentile that is not lower."""
-    marks = sorted(float(name[1:]) for name in latencies if name.startswith("p"))
-    mark = next((one for one in marks if one >= percentile), marks[-1])
-    return float(latencies[f"p{mark:g}"])
+    return compare_paired(was_s, now_s, prefer="max", margin=MARGIN)
 
 
 def _sizes(now: int, was: int) -> str:

@@ -26,6 +26,7 @@ def shrink(
     data: Any = None,
     within: str = WITHIN,
     training: str | None = None,
+    device: str = "cpu",
     runs: Path | str = "runs",
     cache: Path | str | None = CACHE,
     say: Callable[[str], None] = lambda line: None,
@@ -37,11 +38,12 @@ def shrink(
     loss, percent of an error. `batch`: rows in a call as they are served, 64 or (1, 64); by default 1 and, with a goal of
     latency, what that permits. `data`: labelled rows to judge by, other than the run's own. No new try starts after `within`.
     `training`: how long smaller models may be trained, together, by default half of `within`; "off": not at all.
+    `device`: that serves it, "cpu" or "cuda".
 
     `shrunk.package` answers as any package, `shrunk.sentence` says what came out, and `shrunk.goal_met` whether that is what
     was asked for. Without a change that is faster and proven as accurate, the package holds the model as it was.
     """
-    request = ShrinkRequest.read(goal, margin, batch, data, within, training)
+    request = ShrinkRequest.read(goal, margin, batch, data, within, training, device)
     kept = None if cache is None else Path(cache)
     return make_smaller(_packaged(model, Path(runs), kept, say), Path(out), request, cache=kept, say=say)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from flatout.packaging.onnx_libraries import library
 
 _CALLS, _MOST_S = 60, 1.0
+_DEVICE_CALLS = 20
 
 
 def profiled(model: Path, given: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -46,3 +48,31 @@ def _timed_us(session: Any, given: dict[str, Any]) -> tuple[float, int]:
         session.run(None, given)
         times.append(time.perf_counter() - began_s)
     return 1e6 * sorted(times)[len(times) // 2], len(times)
+
+
+_PRODUCT = ("gemm", "nvjet", "cutlass", "scaled_mm", "conv", "xmma", "_mm")  # in names of kernels
+
+
+def profiled_on_device(call: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """As `profiled`, with kernels by kind: products and others. Of a device without kernels, the whole call alone."""
+    for _ in range(3):
+        call()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        activities = [torch.profiler.ProfilerActivity.CUDA]
+    began_s = time.perf_counter()
+    for _ in range(_DEVICE_CALLS):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    whole_us = 1e6 * (time.perf_counter() - began_s) / _DEVICE_CALLS
+    with torch.profiler.profile(activities=activities, acc_events=True) as seen:
+        for _ in range(_DEVICE_CALLS):
+            call()
+    spent = {"MatMul": 0.0, "Other": 0.0}
+    for event in seen.key_averages():
+        us = event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total
+        spent["MatMul" if any(part in event.key.lower() for part in _PRODUCT) else "Other"] += us / _DEVICE_CALLS
+    share = min(1.0, whole_us / max(sum(spent.values()), 1e-9))
+    return {"whole_us": whole_us, "operators_us": {name: share * us for name, us in spent.items()}}

@@ -73,7 +73,8 @@ def _call(runtime: Runtime, given: Mapping[str, Any]) -> None:
     if runtime.takes_arrays:
         runtime.run_arrays(given)
     else:
-        runtime.run({name: torch.from_numpy(column) for name, column in given.items()})
+        for output in runtime.run({name: torch.from_numpy(column) for name, column in given.items()}).values():
+            output.cpu()  # a device has answered when its answer is here
 
 
 def _calls(runtime: Runtime, given: Mapping[str, Any]) -> int:

@@ -16,25 +16,35 @@ from flatout.base.answering_child import FAILED, AnsweringChild, NoAnswer
 from flatout.base.errors import Stopped
 from flatout.packaging.package import Package
 from flatout.shrinking.rows import RowSets
-from flatout.shrinking.workshop.bench import ASKED, CandidateBench
+from flatout.shrinking.workshop.benches import bench_in
+from flatout.shrinking.workshop.questions import ASKED, AnsweringBench
 
 _START_S = 120.0
 
 
 class Workshop:
-    """`isolated`: in a process of its own. Otherwise questions are answered here, where a crash ends everything."""
+    """`isolated`: in a process of its own. Otherwise questions are answered here, where a crash ends everything. `device`: of
+    candidates that are programs; without one they are files of ONNX."""
 
     def __init__(
-        self, package: Package, rows: RowSets, objective: str, *, isolated: bool = True, cache: Path | None = None
+        self,
+        package: Package,
+        rows: RowSets,
+        objective: str,
+        *,
+        isolated: bool = True,
+        cache: Path | None = None,
+        device: str = "",
     ) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="flatout-shrink-")
         self.folder = Path(self._temporary.name)
         rows.write(self.folder)
         self._asked: dict[str, str | None] = {"package": str(package.path.resolve()), "objective": objective, "runtime": ""}
+        self._asked["device"] = device
         self._asked["cache"] = None if cache is None else str(cache.resolve())
         self._write()
         self._child: AnsweringChild | None = None
-        self._bench: CandidateBench | None = None
+        self._bench: AnsweringBench | None = None
         if isolated:
             threads = str(torch.get_num_threads())
             command = [sys.executable, "-m", "flatout.cli.shrink_worker", str(self.folder), threads]
@@ -45,7 +55,7 @@ class Workshop:
         if self._child is not None:
             return self._child.ask(question, limit_s)
         if self._bench is None:
-            self._bench = CandidateBench(self.folder)
+            self._bench = bench_in(self.folder)
         try:
             return self._bench.answer(question)
         except Stopped as stopped:  # a training ends by itself on Ctrl-C

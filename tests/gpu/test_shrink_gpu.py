@@ -1,0 +1,65 @@
+"""fp8 on a GPU: its arithmetic, and a whole search whose gates decide whether it pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import flatout as fo
+from flatout.packaging.package import Package
+from flatout.packaging.program import Program
+from flatout.shrinking.changes.fp8 import Fp8
+from flatout.shrinking.training.graph import shapes_of
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs a CUDA GPU with fp8"
+)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    """Layers 4,096 wide, where products take long enough to gain; 6,000 held-out rows."""
+    place = tmp_path_factory.mktemp("package")
+    random = np.random.default_rng(0)
+    x = random.normal(size=(12_000, 512)).astype(np.float32)
+    y = (x @ random.normal(size=(512, 8))).argmax(1)
+    np.savez(place / "rows.npz", x=x, y=y)
+    recipe = fo.Recipe(
+        data={"arrays": str(place / "rows.npz"), "holdout": 0.5}, model={"mlp": {"hidden": [4096, 4096, 4096]}}, batch=256,
+        lr=1e-4, budget="300 steps", evaluate=None, settings={"device": "cuda", "precision": "bf16"},
+    )  # fmt: skip
+    run = fo.run(recipe, runs=place / "runs", cache=None, planning="off")
+    made: Package = fo.export(run, place / "package", cache=None)
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 256])
+def test_the_kernel_computes_as_the_arithmetic_on_a_cpu(package: Package, rows: int) -> None:
+    program = package.program
+    assert isinstance(program, Program)
+    shapes = shapes_of(program, package.weights, package.samples.first(2).rows)
+    made = Fp8().make(program, package.weights, "fp32", shapes, ())
+    assert made.notes["layers"] >= 3
+    x = package.samples.rows["x"].repeat(2, 1)[:rows]
+    on_gpu, on_cpu = (
+        made.program.module(made.weights, torch.device(kind))(x.to(kind))[-1].float().cpu() for kind in ("cuda", "cpu")
+    )
+    torch.testing.assert_close(on_gpu, on_cpu, atol=0.05, rtol=0.05)
+
+
+def test_a_search_on_a_gpu_says_what_it_gained_or_why_not(package: Package, tmp_path: Path) -> None:
+    shrunk = fo.shrink(package, tmp_path / "shrunk", device="cuda", batch=(1, 256), margin=1.0, cache=None, say=print)
+    print(shrunk)
+    (fp8,) = [one for one in shrunk.receipt.entries if (one.name, one.value) == ("fp8", "")]
+    assert "NVIDIA" in shrunk.receipt.machine and fp8.why
+    assert fp8.verdict in ("kept", "rejected") and not fp8.why.startswith("failed"), fp8.why
+    x = package.samples.rows["x"][:70].numpy()
+    found = shrunk.package.predict(x, device=torch.device("cuda"))
+    wanted = package.predict(x, device=torch.device("cuda"))
+    assert (np.asarray(found["prediction"]) == np.asarray(wanted["prediction"])).mean() > 0.9
+    if shrunk.kept:
+        assert shrunk.kept == ("fp8",) and shrunk.about["size"]["now"] < 0.6 * shrunk.about["size"]["was"]
+        assert all(one["speed"] > 0.98 for one in shrunk.about["final"].values())
