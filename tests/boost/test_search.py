@@ -370,3 +370,48 @@ def test_when_the_time_for_trials_is_over_what_was_kept_is_kept() -> None:
     assert [name for name, _ in search.kept] == ["compile"]
     assert verdicts(receipt) == {"compile": "kept", "fused_optimizer": "untried", "all together": "kept"}
     assert "150 ms" in receipt.stopped and "--within" in receipt.stopped
+
+
+SAFE = [Offer("resident_data", "cpu", "off", 1.5), Offer("fused_optimizer", "on", "off", 1.3)]
+
+
+def test_remedies_that_compute_the_same_are_tried_at_once() -> None:
+    made = Made({"resident_data": 0.6, "fused_optimizer": 0.8})
+    search = RemedySearch(made, [*SAFE, Offer("autocast", "bf16", "off", 2.0)], lambda line: None)
+    receipt = search.run("a machine", {}, "today")
+    assert next(names for names in made.asked if names) == ("resident_data", "fused_optimizer")
+    assert ("fused_optimizer",) not in made.asked and ("resident_data",) not in made.asked
+    assert search.kept == [("resident_data", "cpu"), ("fused_optimizer", "on")]
+    found = verdicts(receipt)
+    assert found["resident_data"] == found["fused_optimizer"] == "kept" and found["autocast"] == "rejected"
+
+
+def test_a_bundle_that_fails_is_taken_apart() -> None:
+    wrong = {"fused_optimizer": Told("crashed", "killed by SIGSEGV")}
+    search = RemedySearch(Made({"resident_data": 0.6}, wrong), SAFE, lambda line: None)
+    receipt = search.run("a machine", {}, "today")
+    assert search.kept == [("resident_data", "cpu")]
+    why = {entry.name: entry.why for entry in receipt.entries}
+    assert "SIGSEGV" in why["fused_optimizer"] and verdicts(receipt)["resident_data"] == "kept"
+
+
+def test_a_remedy_that_promises_nothing_is_in_no_bundle() -> None:
+    made = Made({"fused_optimizer": 0.8})
+    offers = [Offer("fused_optimizer", "on", "off", 1.3), Offer("resident_data", "cpu", "off")]
+    RemedySearch(made, offers, lambda line: None).run("a machine", {}, "today")
+    assert next(names for names in made.asked if names) == ("fused_optimizer",)
+
+
+def test_at_half_of_the_time_the_rest_is_tried_at_once() -> None:
+    class Slow(Made):
+        def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
+            time.sleep(0.6 * (len(remedies) == 1))
+            return super().attempt(remedies, **how)
+
+    names = ("autocast", "compile", "channels_last")
+    offers = [Offer(name, "on", "off", 2.0 - 0.1 * at) for at, name in enumerate(names)]
+    made = Slow({name: 0.7 for name in names})
+    search = RemedySearch(made, offers, lambda line: None, within_s=1.1)
+    search.run("a machine", {}, "today")
+    assert [one for one in made.asked if one][:2] == [("autocast",), names]
+    assert [name for name, _ in search.kept] == list(names)

@@ -35,16 +35,15 @@ RemedyAttempt = Attempt[Remedies, Told]
 
 @dataclass(frozen=True)
 class RemedyOption:
-    """`beside`: another remedy to try together with this one."""
+    """`others`: remedies to try together with this one."""
 
     offer: Offer
     state: Remedies
-    beside: Offer | None = None
+    others: tuple[Offer, ...] = ()
 
     @property
     def named(self) -> str:
-        both = [self.offer] if self.beside is None else [self.offer, self.beside]
-        return " with ".join(one.name.replace("_", " ") for one in both)
+        return " with ".join(one.name.replace("_", " ") for one in (self.offer, *self.others))
 
 
 class RemedyTrials:

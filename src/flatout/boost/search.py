@@ -19,6 +19,7 @@ from flatout.measure.standing import Standing, median_s
 from flatout.measure.time_limit import TimeLimit
 from flatout.measure.trial_record import Noted, TrialRecord, entry_of
 
+_PROMISES = 1.05
 _COMPUTES = 0.3  # of a step: below that, the step waits for the host or for data
 _BUSY = 0.85  # of a step: above that, there is little overhead to remove
 _TELLS = (1.15, 0.85)  # predicted above and measured above: the host may hide the gain of faster computing
@@ -42,6 +43,7 @@ class RemedySearch:
         self._time_limit, self._record = TimeLimit(within_s), TrialRecord()
         self._offers = sorted(offers, key=_first_of_all)
         self._too_late = ""
+        self._was_late = False
         self.kept: list[tuple[str, Any]] = []
         self.proof = Proof(tries, say)
         precisions = sorted({REMEDIES[offer.name].precision for offer in offers})
@@ -83,7 +85,11 @@ class RemedySearch:
         return iter(())
 
     def _in_turn(self) -> Iterator[RemedyOption]:
-        for offer in self._offers:
+        yield from self._bundle([one for one in self._offers if _is_safe(one)])
+        for at, offer in enumerate(self._offers):
+            if self._is_late and not self._was_late:
+                self._was_late = True
+                yield from self._bundle(self._offers[at:])
             yield from self._alone(offer)
             yield from self._beside_another(offer)
         for offer in self._offers:
@@ -91,6 +97,19 @@ class RemedySearch:
         for offer in self._offers:
             if self._may_gain_now(offer):
                 yield from self._alone(offer)
+
+    @property
+    def _is_late(self) -> bool:
+        return self._time_limit.spent_s > self._time_limit.limit_s / 2
+
+    def _bundle(self, offers: Sequence[Offer]) -> Iterator[RemedyOption]:
+        """Several remedies at once. If that fails, each is tried alone."""
+        offers = [one for one in offers if REMEDIES[one.name].measures == STEPS]
+        replaced = set().union(*(INSTEAD.get(one.name, set()) for one in offers))
+        wanted = [one for one in offers if one.name not in replaced and not self._is_pointless(one) and not self._why_not(one)]
+        if len(wanted) > 1:
+            state = (*self._standing.state, *((one.name, one.value) for one in wanted))
+            yield RemedyOption(wanted[0], state, tuple(wanted[1:]))
 
     def _alone(self, offer: Offer) -> Iterator[RemedyOption]:
         if self._is_pointless(offer):
@@ -108,7 +127,7 @@ class RemedySearch:
         self._together.add(offer.name)
         if not self._is_pointless(offer) and not self._why_not(offer):
             both = ((one.name, one.value) for one in (beside, offer))
-            yield RemedyOption(offer, (*self._standing.state, *both), beside)
+            yield RemedyOption(offer, (*self._standing.state, *both), (beside,))
 
     @property
     def _kept_now(self) -> set[str]:
@@ -170,17 +189,17 @@ class RemedySearch:
     # ---- what is told ----
 
     def note(self, option: RemedyOption, attempt: RemedyAttempt) -> None:
-        offer, beside, found = option.offer, option.beside, attempt.judgement
+        offer, others, found = option.offer, option.others, attempt.judgement
         change = (offer.name, offer.value, offer.instead_of)
         entry = entry_of(*change, attempt.result, found, offer.predicted)
         if entry.against_s is None:
             entry = replace(entry, against_s=median_s(attempt.standing.result.steps_s))
-        if beside is None or found.kept:  # the other remedy may have caused a failure
+        if not others or found.kept:  # another remedy may have caused a failure
             self._record.add_instead(entry, found.rejection)
         gain = "" if found.speed is None else f"{found.speed.ratio:.2f}x"
-        if beside is not None and found.kept:
+        for other in others if found.kept else ():
             together = f"{option.named}: {gain}"
-            self._record.add_instead(Entry(beside.name, beside.value, beside.instead_of, KEPT, together, beside.predicted))
+            self._record.add_instead(Entry(other.name, other.value, other.instead_of, KEPT, together, other.predicted))
         self._say(f"{option.named}: {gain}{', ' if gain else ''}{entry.verdict}: {entry.why}")
 
     def note_together(self, together: Confirmation[Told], stays: bool) -> None:
@@ -218,6 +237,11 @@ class RemedySearch:
 def _gained_nothing(found: Noted) -> bool:
     """Computes the same and was measured as not faster."""
     return found.rejection in COMPUTES_THE_SAME and bool(found.entry.measured)
+
+
+def _is_safe(offer: Offer) -> bool:
+    """Promises a gain, and computes the same: its failure is unlikely."""
+    return REMEDIES[offer.name].computes_the_same and (offer.predicted or 1.0) > _PROMISES
 
 
 def _first_of_all(offer: Offer) -> tuple[bool, bool, float]:

@@ -22,6 +22,7 @@ from flatout.machine.optimisations import PINNED_COPIES
 
 class AsyncCopies(Remedy):
     name = PINNED_COPIES.name
+    computes_the_same = True
     of_gpu = True
     written_in_part = True
 

@@ -22,6 +22,7 @@ from flatout.doctor.diagnosis import Diagnosis
 
 class EarlyReads(Remedy):
     name = "early_reads"
+    computes_the_same = True
     of_gpu = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:

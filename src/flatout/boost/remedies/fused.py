@@ -20,6 +20,7 @@ _DECIDED = ("fused", "foreach", "differentiable", "capturable")
 
 class Fused(Remedy):
     name = FUSED_OPTIMIZER.name
+    computes_the_same = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         ours = [one for one in diagnosis.case.seen.optimizers if one.can_fuse and not one.fused]

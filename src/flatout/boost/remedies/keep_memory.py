@@ -16,14 +16,18 @@ from flatout.machine.paging import GLIBC, host_allocator
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # from malloc.h
 _NEVER, _AT_ONCE = 2**31 - 1, 64 * 2**20
+_FEW_PAGES = 10  # per step: fewer neither take time nor make processes differ
 
 
 class KeepMemory(Remedy):
     name = "keep_memory"
+    computes_the_same = True
     steadies = True  # how much is returned depends on what is at the end of the heap
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
-        if diagnosis.case.on_device or _mallopt() is None:
+        case = diagnosis.case
+        pages = case.seen.memory.page_faults / max(case.seen.window_steps, 1)
+        if case.on_device or pages < _FEW_PAGES or _mallopt() is None:
             return []
         return [Offer(self.name, "on", "off", predicted(diagnosis, "allocator_thrash"))]
 

@@ -29,6 +29,7 @@ class Remedy(ABC):
     name: str
     measures = STEPS  # what it speeds up
     steadies = False  # reduces noise between processes: tried first, so that other speed-ups can be measured
+    computes_the_same = False  # bit for bit, or but for the order of a few sums: tried together with others like it
     feeds = False  # reduces the wait for data: tried before remedies for computing, whose gain the wait would hide
     spares_launches = False  # no gain on a device that is always busy
     shortens_computing = False  # no gain on a device that waits for the host

@@ -48,6 +48,7 @@ _UNDER_WAY_BYTES = 32 << 20  # limit for batches in workers: many containers hav
 
 class Resident(Remedy):
     name = "resident_data"
+    computes_the_same = True
     values = '"cuda" or "cpu"'
     feeds = True
 

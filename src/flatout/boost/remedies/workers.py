@@ -27,6 +27,7 @@ _LOOKED_AT_EACH = 32  # batches
 
 class WorkersRemedy(Remedy):
     name = "workers"
+    computes_the_same = True
     values = "a number of workers"
     feeds = True
 
