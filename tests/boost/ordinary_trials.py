@@ -48,6 +48,7 @@ class LastOptimizerLearnsTwice(Fused):
         register_optimizer_step_pre_hook(before)
 
 
+SEVERAL, DEEP = ("gan.py", "wasserstein_gan.py", "actor_critic.py", "accumulation.py"), ("deep.py",)
 REMEDIES["learns_twice"] = LastOptimizerLearnsTwice()
 told: dict[str, Any] = {}
 scripts = " ".join(sys.argv[1:]).split(" -- ")
@@ -57,11 +58,11 @@ with tempfile.TemporaryDirectory() as folder, Forks(in_a_fork) as forks:
         place.mkdir()
         trials = Trials(forks, Script(name, tuple(arguments)), place, 40, protection_here(forks, place).kind)
         proof = Proof(trials, lambda line: None)
-        found: dict[str, Any] = {"why": proof.begin(("bf16", "fp32"), lambda: False)}
+        found: dict[str, Any] = {"why": proof.begin(("bf16", "fp32") if name in DEEP else ("fp32",), lambda: False)}
         if not found["why"]:
             found["place"] = proof.place.at if proof.place else None
             found["steps"] = proof.reference.steps_done
-            for remedy in ("fused_optimizer", "learns_twice"):
+            for remedy in ("fused_optimizer", "learns_twice") if name in SEVERAL + DEEP else ("fused_optimizer",):
                 tried = trials.attempt(((remedy, "on"),))
                 losses = proof.losses(tried, ((remedy, "on"),)) if tried.check and tried.check["passed"] else {}
                 found[remedy] = {**asdict(tried), "losses": losses}

@@ -43,7 +43,7 @@ def test_a_fused_optimizer_is_proven(told: Told, script: str) -> None:
     assert fused["check"]["passed"] and fused["losses"]["passed"], fused
 
 
-@pytest.mark.parametrize("script", SCRIPTS.keys() - {"closure"})  # there, gradients come after the planted doubling
+@pytest.mark.parametrize("script", ["gan", "wasserstein_gan", "actor_critic", "accumulation", "deep"])
 def test_one_optimizer_with_doubled_gradients_is_not(told: Told, script: str) -> None:
     check = told[script]["learns_twice"]["check"]
     assert not check["passed"] and " is 2 times as long" in check["why"], check
