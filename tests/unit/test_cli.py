@@ -264,7 +264,7 @@ def test_explain_trains_nothing_and_writes_to_its_cache_alone(desk: Path, flatou
     assert {"model", "machine", "rate", "unit", "bound", "ceiling_share", "settings", "rejected"} <= said.keys()
     assert said["unit"] == "samples"
     for setting in said["settings"]:
-        assert setting.keys() == {"name", "value", "why", "source", "predicted", "measured"}
+        assert setting.keys() == {"name", "value", "why", "source", "predicted", "measured", "step_j"}
         assert setting["source"] in ("default", "measured", "pinned", "cached")
     tier = next(setting for setting in said["settings"] if setting["name"] == "tier")
     assert (tier["value"], tier["why"], tier["source"]) == ("pinned", "pinned by you", "pinned")

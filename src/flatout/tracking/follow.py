@@ -25,7 +25,7 @@ _BLOCK = 1 << 20
 _FOLDER = "tracking"
 
 
-class Place:
+class SentSoFar:
     """How far a tracker has come with a run, and what it needs to go on."""
 
     def __init__(self, folder: Path, track: Track) -> None:
@@ -48,7 +48,7 @@ def follow(tracker: Tracker, track: Track, folder: Path, ended: Callable[[], boo
     that fails is not tried again."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is gone: the run was moved or deleted")
-    place, log = Place(folder, track), folder / "events.jsonl"
+    place, log = SentSoFar(folder, track), folder / "events.jsonl"
     pauses = _PAUSES_S if patient else ()
     run = TrackedRun(folder.name, folder.resolve(), _parameters(folder), place.kept)
     place.kept = dict(_insist(lambda: tracker.begin(run), pauses))
@@ -61,7 +61,7 @@ def follow(tracker: Tracker, track: Track, folder: Path, ended: Callable[[], boo
         raise
 
 
-def _follow(tracker: Tracker, place: Place, log: Path, ended: Callable[[], bool], pauses: tuple[float, ...]) -> int:
+def _follow(tracker: Tracker, place: SentSoFar, log: Path, ended: Callable[[], bool], pauses: tuple[float, ...]) -> int:
     count, status = 0, "running"
     while True:
         is_last = ended()  # asked before reading: what was written before that is read
@@ -83,7 +83,7 @@ def _follow(tracker: Tracker, place: Place, log: Path, ended: Callable[[], bool]
 def unsent(folder: Path, track: Track) -> int:
     """Moments of the log that the tracker has not got."""
     with suppress(OSError):
-        blocks = _blocks(folder / "events.jsonl", Place(folder, track).offset)
+        blocks = _blocks(folder / "events.jsonl", SentSoFar(folder, track).offset)
         return sum(numbers_of(event) is not None for block, _ in blocks for event in _events(block))
     return 0
 
