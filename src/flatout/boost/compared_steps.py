@@ -20,9 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from flatout.boost import training_state as state
 from flatout.boost.by_hand import StepByHand
+from flatout.boost.compared_place import ComparedPlace
 from flatout.boost.dropout_off import DropoutOff
 from flatout.boost.hooks import Hooks, learns
-from flatout.boost.place import Place
 from flatout.boost.plain_update import stands_still
 from flatout.boost.weight_names import WeightNames
 from flatout.doctor.patches import Patches
@@ -49,12 +49,12 @@ class ComparedSteps:
         weights back every so many steps afterwards, so that noise has little time to grow; 0: never."""
         self._places, self._batches, self._known = sorted(places), batches, known or {}
         self._shaken, self._part = shaken, part
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, ComparedPlace] = {}
         self.states: dict[int, dict[str, Any]] = {}
         self.ended_at: int | None = None  # the step after which no more is compared
         self.dropout = DropoutOff()
         self.puts_dropout_back = True
-        self._open: Place | None = None
+        self._open: ComparedPlace | None = None
         self._round = 0
         self._made = WeakSet[torch.optim.Optimizer]()
         self._stepped: list[torch.optim.Optimizer] = []  # in the order of their first steps
@@ -67,7 +67,7 @@ class ComparedSteps:
         self._main = threading.get_ident()
         self.device = torch.device("cpu")
         if self._places[:1] == [0]:
-            self._open = self.places[0] = Place(0)
+            self._open = self.places[0] = ComparedPlace(0)
 
     def install(self, patches: Patches, hooks: Hooks, alone: Callable[[], AbstractContextManager[None]]) -> None:
         """`alone`: a context in which steps of an optimizer are not the script's."""
@@ -215,9 +215,9 @@ class ComparedSteps:
                 self.states[step] = self._now()
             if self._shaken:
                 self._shake(weight for optimizer in self._stepped for weight in state.weights_of(optimizer))
-            self._open = self.places[step] = Place(step)
+            self._open = self.places[step] = ComparedPlace(step)
 
-    def _is_complete(self, place: Place) -> bool:
+    def _is_complete(self, place: ComparedPlace) -> bool:
         wanted = [one for one in {*self._made, *self._stepped} if one.param_groups]
         return bool(self._stepped) and all(place.steps_of(one) >= self._most(one) for one in wanted)
 

@@ -16,7 +16,7 @@ from flatout.measure.differences import StepSnapshot
 _MOST_OF_A_BUFFER = 1_000_000  # elements; running statistics are small, tables and masks are not
 
 
-class Place:
+class ComparedPlace:
     def __init__(self, at: int) -> None:
         self.at = at
         self.losses: list[Tensor] = []
