@@ -18,7 +18,9 @@ from torch.func import functional_call, vmap
 
 import flatout as fo
 from flatout.engine.optimizers import parse_schedule
-from flatout.recipe.load import with_overrides
+from flatout.recipe.load import read_recipe, with_overrides
+from flatout.tuning.crew.crew import TrialCrew
+from flatout.tuning.crew.own_seats import own_seats
 from flatout.tuning.training import stack as stacks
 from flatout.tuning.training.alone import Alone
 from flatout.tuning.training.candidate import OwnValues, TrialCandidate
@@ -403,3 +405,21 @@ def test_a_study(tmp_path: Path) -> None:
         score for event in study.folder.events() if event["kind"] == "rung" for score in event["scores"].values() if score
     )
     assert best > 0.9
+
+
+def test_processes_share_the_device(tmp_path: Path, device: torch.device) -> None:
+    (tmp_path / "recipe.yaml").write_text(
+        "data: digits\nmodel: {mlp: {hidden: [32]}}\nbatch: 64\nlr: 1e-3\nbudget: 2000 steps\nsettings: {device: cuda}\n"
+    )
+    crew = TrialCrew(own_seats(read_recipe(tmp_path / "recipe.yaml"), None, ["cuda:0"], None), isolated=True, packed=3)
+    try:
+        crew.meet()
+        before = torch.cuda.mem_get_info(device)[0]
+        alone, together = (crew.rate_packed((0, []), 0.5, count) for count in (1, 3))
+        assert alone.steps_s > 0 and together.steps_s > alone.steps_s, "launches of one process leave the device idle"
+        assert together.free_bytes is not None and before > together.free_bytes > 0
+        assert before - together.free_bytes < 3 * together.bytes_each, "what each takes is not said too low"
+        crew.dismiss_all_but(1)
+        assert torch.cuda.mem_get_info(device)[0] > together.free_bytes, "processes that are not needed hold no memory"
+    finally:
+        crew.stop()

@@ -22,7 +22,8 @@ from flatout.tuning.crew.crew import TrialCrew
 from flatout.tuning.crew.placing import TrialWork
 from flatout.tuning.crew.seats import CrewMember, CrewSeat
 from flatout.tuning.study import finals
-from flatout.tuning.training.layout import PACKED, STACKED, Layout
+from flatout.tuning.study.packing import packed_if_faster
+from flatout.tuning.training.layout import PACKED, SERIAL, STACKED, Layout
 
 TRIALS = [(number, []) for number in range(6)]
 LAYOUT = Layout(STACKED, 6, rates={"serial": 100.0})
@@ -41,7 +42,7 @@ class Scripted:
         self.asked.append(question)
         ((verb, given),) = question.items()
         if verb != "train":
-            return {"rate": 1.0, "seen": True}
+            return {"rate": 1.0, "bytes": 0, "free_bytes": None, "seen": True}
         numbers = [number for number, _ in given["trials"]]
         for number in numbers:
             if number in self.bad and Scripted.counts.get(number, 0) < self.times:
@@ -85,7 +86,49 @@ def test_several_processes_share_the_trials() -> None:
     crew = a_crew(lambda: Scripted({4: CRASHED}), 2)
     found = crew.train([TrialWork(TRIALS, 0, 10, Layout(PACKED, processes=2))], "choose")
     assert found.scores == {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: "trial 4 is bad", 5: 0.5}
-    assert crew.rate_packed(TRIALS[0], 0.1) >= 0
+    assert crew.rate_packed(TRIALS[0], 0.1, 2).steps_s >= 0
+
+
+class Sharing(Scripted):
+    """Processes on one device: together they do at most so many steps a second, and its memory is used up."""
+
+    gibibytes, most_steps_s = 100.0, 1e9
+    alive: list[Sharing] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__({})
+        Sharing.alive.append(self)
+
+    def ask(self, question: Mapping[str, Any], limit_s: float | None) -> dict[str, Any]:
+        together = len(Sharing.alive)
+        free = int((self.gibibytes - 4 * together) * 2**30)
+        return {"rate": min(10.0, self.most_steps_s / together), "bytes": 4 * 2**30, "free_bytes": free, "seen": True}
+
+    def stop(self) -> None:
+        Sharing.alive.remove(self)
+
+
+@pytest.mark.parametrize(
+    ("gibibytes", "most_steps_s", "steps", "processes"),
+    [
+        (100.0, 1e9, 10_000, 8),  # as many as there are cores
+        (20.0, 1e9, 10_000, 4),  # as many as fit
+        (100.0, 42.0, 10_000, 4),  # more are not faster
+        (100.0, 10.0, 10_000, 1),  # the device is busy with one
+        (100.0, 1e9, 90, 1),  # over before it would pay
+    ],
+)
+def test_as_many_processes_share_a_gpu_as_pays(
+    gibibytes: float, most_steps_s: float, steps: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sharing, "gibibytes", gibibytes)
+    monkeypatch.setattr(Sharing, "most_steps_s", most_steps_s)
+    monkeypatch.setattr(Sharing, "alive", [])
+    crew = a_crew(Sharing, packed=8)
+    serial = Layout(SERIAL, threads=0, rates={"serial, on the device": 10.0}, measured_with=6)
+    found = packed_if_faster(crew, TRIALS, steps, serial)
+    assert (found.kind, found.processes) == ((PACKED, processes) if processes > 1 else (SERIAL, 1))
+    assert len(Sharing.alive) <= processes, "the others would hold memory"
 
 
 def test_ctrl_c_does_not_wait_for_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ from flatout.tuning.training.layout import PACKED, Layout
 
 _WARM_S = 0.05
 _MEASURING_LIMIT_S = 900.0  # to measure how a group is trained fastest, which takes some dozens of steps
+
+
+@dataclass(frozen=True)
+class PackedRate:
+    """Trial-steps a second of several processes together; memory of the device that each takes, and that is free."""
+
+    steps_s: float
+    bytes_each: int
+    free_bytes: int | None
 
 
 class TrialCrew:
@@ -103,18 +113,28 @@ class TrialCrew:
         """Raises NoAnswer if that ended the process, or took far longer than it should."""
         return Layout(**self.ask({"layout": {"trials": list(trials), "limit_s": limit_s}}, _MEASURING_LIMIT_S))
 
-    def rate_packed(self, trial: tuple[int, Sequence[str]], seconds: float) -> float:
-        """Trial-steps a second of all processes, at work at the same time; 0 if one of them ended."""
+    def rate_packed(self, trial: tuple[int, Sequence[str]], seconds: float, processes: int) -> PackedRate:
+        """Of so many processes, at work at the same time; 0 if one of them ended."""
 
-        def rate(place: int, seconds: float) -> float:
-            return float(self._ask(place, {"rate": {"trial": trial, "seconds": seconds}}, _MEASURING_LIMIT_S)["rate"])
+        def rate(place: int, seconds: float) -> dict[str, Any]:
+            return self._ask(place, {"rate": {"trial": trial, "seconds": seconds}}, _MEASURING_LIMIT_S)
 
         try:
-            places = self._usable(self.most)
+            places = self._usable(processes)
             self._at_once([partial(rate, place, _WARM_S) for place in places])  # until all of them have started
-            return math.fsum(self._at_once([partial(rate, place, seconds) for place in places]))
+            found = self._at_once([partial(rate, place, seconds) for place in places])
         except NoAnswer:
-            return 0.0
+            return PackedRate(0.0, 0, 0)
+        free = [one["free_bytes"] for one in found if one["free_bytes"] is not None]
+        rates = math.fsum(one["rate"] for one in found)
+        return PackedRate(rates, max(one["bytes"] for one in found), min(free, default=None))
+
+    def dismiss_all_but(self, processes: int) -> None:
+        """The others have no weights of a trial that goes on: they only hold memory."""
+        for place in range(processes, self.most):
+            if (member := self._members[place]) is not None:
+                member.stop()
+                self._lose(place)
 
     def train(self, works: Sequence[TrialWork], which: str, *, keep: bool = True) -> Trained:
         """All of them, on all devices. `keep`: the trials go on later."""
@@ -122,7 +142,8 @@ class TrialCrew:
         for is_packed in (False, True):
             left = [work for work in works if (work.layout.kind == PACKED) is is_packed]
             while left:
-                places = self._usable(self.most if is_packed else self.devices)
+                most = max(work.layout.processes for work in left)
+                places = self._usable(min(most, self.most) if is_packed else self.devices)
                 queues = Queues(placed(left, places, Homes(self._homes, frozenset(self._sees))))
                 self._move(queues)
                 found = self._at_once([partial(self._attend, place, queues, which, keep) for place in queues.places])

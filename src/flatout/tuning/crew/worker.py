@@ -51,7 +51,9 @@ class TrialWorker:
 
     def _rate(self, given: Asked) -> dict[str, Any]:
         (candidate,) = self._candidates([given["trial"]])
-        return {"rate": self._trainers.rate_alone(candidate, given["seconds"])}
+        rate = self._trainers.rate_alone(candidate, given["seconds"])
+        mine, free = self._trainers.device_memory(candidate)
+        return {"rate": rate, "bytes": mine, "free_bytes": free}
 
     def _train(self, given: Asked) -> dict[str, Any]:
         began_s = time.perf_counter()

@@ -26,15 +26,14 @@ from flatout.tuning.search.trials import Rung, RungAnswer
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.finals import RECIPE, Size, size_for
 from flatout.tuning.study.interrupts import interrupts_wait
+from flatout.tuning.study.packing import packed_if_faster
 from flatout.tuning.study.saving import UnsavedTraining
 from flatout.tuning.study.spending import Spending, Spent
 from flatout.tuning.training.candidate import TrialCandidate
-from flatout.tuning.training.layout import NONE, SERIAL, Layout, packed
+from flatout.tuning.training.layout import NONE, SERIAL, Layout
 from flatout.tuning.training.shared import CHOOSE
 
-_WORTH_PACKING_S = 60.0  # of training one after another, above which it is tried in several processes
 _SHORT = 0.2  # of the budget: a trial that is trained although the budget is spent
-_BETTER = 1.1  # several processes must be faster by this factor
 _MEASURING_S, _MEASURING = 5.0, 0.05  # of layouts: seconds, and a share of the study's time
 _MOST_LOOKED_AT = 256  # trials, when layouts are measured
 _MOST_BESIDE = 4  # trainings of the finals that surely find a device each
@@ -301,15 +300,10 @@ class Driver:
             layout = Layout(SERIAL, why=f"measuring other layouts failed: {none}", measured_with=len(trials))
             if isinstance(none, NoAnswer) and none.kind == HUNG:
                 layout = replace(layout, kind=NONE)
-        alone = max(layout.rates.values(), default=0.0)
-        devices, most = self._crew.devices, self._crew.most
-        worth = alone > 0 and len(trials) * to / (alone * devices) > _WORTH_PACKING_S
-        if layout.kind == SERIAL and most > devices and len(trials) > 1 and worth:
-            rate = self._crew.rate_packed(trials[0], 1.0)
-            if rate > _BETTER * alone * devices:
-                layout = packed(layout, most, rate)
+        if layout.kind == SERIAL:
+            layout = packed_if_faster(self._crew, trials, to, layout)
         self._measured_s += time.monotonic() - began_s
-        return self._laid_out(group, layout, devices, len(trials))
+        return self._laid_out(group, layout, self._crew.devices, len(trials))
 
     def _unmeasured(self, count: int) -> Layout | None:
         """For a group whose layout is not worth measuring; None: it is."""

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flatout.base.errors import FlatoutError
 from flatout.machine.out_of_memory import is_out_of_memory
 from flatout.recipe.build import identity
@@ -23,6 +25,7 @@ from flatout.tuning.training.shared import Group
 from flatout.tuning.training.stack import TrialStack
 
 Make = Callable[[Sequence[str]], Recipe]  # a recipe with overrides
+_CONTEXT = 600 * 2**20  # bytes of a GPU that a process takes beside its tensors
 _STATE = 3  # times the weights: with what most optimizers keep of them
 
 
@@ -63,6 +66,13 @@ class Trainers:
     def rate_alone(self, candidate: TrialCandidate, seconds: float) -> float:
         """Trial-steps a second of one trial after another with one thread, as in one of several processes."""
         return alone_rate(self._group(candidate, 0), candidate, 1, seconds)
+
+    def device_memory(self, candidate: TrialCandidate) -> tuple[int, int | None]:
+        """Bytes of a GPU that this process takes, and that are free; None: no GPU."""
+        device = self._group(candidate, 0).device
+        if device.type != "cuda":
+            return 0, None
+        return torch.cuda.max_memory_reserved(device) + _CONTEXT, torch.cuda.mem_get_info(device)[0]
 
     def train(
         self,
