@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _lightning import Training, fit
 from gpt2 import CLIP, LR, WEIGHT_DECAY, Size
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -96,47 +95,15 @@ class LanguageLoss(nn.Module):
         return F.cross_entropy(self.network(x).flatten(0, -2).float(), y.flatten())
 
 
-def lightning_rates(work: Work, micro_batch: int) -> list[float]:
-    """bf16-mixed, compiled with its loss, fused AdamW; logger, checkpoints, progress bar and summary off."""
-    import lightning
+def lightning_training(work: Work, micro_batch: int) -> Training:
+    """Fused AdamW, batches read ahead by workers."""
 
-    marks = Marks(work)
+    def optimizer(module: nn.Module) -> Optimizer:
+        matrices = [p for p in module.parameters() if p.ndim >= 2]
+        vectors = [p for p in module.parameters() if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+        return AdamW(groups, lr=LR, betas=BETAS, fused=True)
 
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.loss = torch.compile(LanguageLoss(work), dynamic=False)
-
-        def training_step(self, batch: list[Tensor], _: int) -> Tensor:
-            loss: Tensor = self.loss(batch[0], batch[1])
-            return loss
-
-        def configure_optimizers(self) -> Optimizer:
-            matrices = [p for p in self.parameters() if p.ndim >= 2]
-            vectors = [p for p in self.parameters() if p.ndim < 2]
-            groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
-            return AdamW(groups, lr=LR, betas=BETAS, fused=True)
-
-        def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-            # its own clipping refuses fused optimizers
-            torch.nn.utils.clip_grad_norm_(self.parameters(), CLIP, foreach=True)
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            marks(self.trainer.global_step)
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
-    trainer = lightning.Trainer(
-        accelerator="gpu" if work.device.type == "cuda" else "cpu",
-        devices=1,
-        precision="bf16-mixed",
-        max_steps=work.steps,
-        accumulate_grad_batches=work.size.batch // micro_batch,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
     loader = DataLoader(
         Windows(work, shifted=True),
         batch_size=micro_batch,
@@ -146,7 +113,17 @@ def lightning_rates(work: Work, micro_batch: int) -> list[float]:
         persistent_workers=True,
         pin_memory=work.device.type == "cuda",
     )
-    trainer.fit(Module(), loader)
+    return Training(LanguageLoss(work), optimizer, loader, work.device, CLIP, work.size.batch // micro_batch)
+
+
+def lightning_rates(work: Work, micro_batch: int) -> list[float]:
+    marks = Marks(work)
+
+    def mark(steps_done: int) -> bool:
+        marks(steps_done)
+        return False
+
+    fit(lightning_training(work, micro_batch), work.steps, mark)
     return marks.tokens_per_s()
 
 
