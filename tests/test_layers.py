@@ -272,6 +272,7 @@ def _cycle_now(source: Path) -> list[str] | None:
 FOR_OTHERS = {
     "inside_sync_point": "the loop's tests count waits for the device by it",
     "rows_on_disk": "the whole of a writer in one call",
+    "ResultStore": "pipelines will keep the results of stages in it",
 }
 
 
