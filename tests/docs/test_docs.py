@@ -344,7 +344,7 @@ def test_folder_map_has_the_layers() -> None:
 def test_commands_exist(page: Page) -> None:
     for shown in page.commands():
         words = [word for word in shlex.split(shown)[1:] if re.fullmatch(r"[a-z]+(?:-[a-z]+)*|--[a-z-]+", word)]
-        name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+        name = next((name for n in (3, 2) if (name := " ".join(words[:n])) in COMMANDS), words[0])
         if name.startswith("--"):
             assert name in {"--help", "--version"}, shown
             continue

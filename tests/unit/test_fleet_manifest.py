@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict
 
 from flatout.base.errors import StoreError, UsageError
 from flatout.cli.fleet import app
-from flatout.fleet.clusterjob import Nodes, suggested_name
+from flatout.fleet.clusterjob import Nodes
 from flatout.fleet.interruptions import Interruptions, daly_interval_s, grace_seconds
+from flatout.fleet.kubernetes_names import suggested_name
 from flatout.fleet.spot import CLOUDS
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -1,29 +1,51 @@
-"""fleet manifest and fleet node: write cluster jobs, and the command that their machines run."""
+"""fleet manifest train and fleet node: write cluster jobs, and the command that their machines run."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from flatout.base.errors import StoreError, UsageError
+from flatout.base.errors import UsageError
+from flatout.cli import fleet_serve
 from flatout.cli.durations import seconds_if
+from flatout.cli.fleet_files import node_labels_of, write_manifest
 from flatout.cli.output import print_json
 from flatout.cli.places import cache_folder
 from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
 
 app = typer.Typer(
-    help="Train on many machines: write jobs for a cluster.\n\n"
+    help="Train and serve on other machines: write what a cluster needs, choose the machine.\n\n"
     "Example: flatout fleet manifest mine.yaml --image registry.example/train:1 --nodes 2",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
-@app.command("manifest")
-def manifest(
+class _TrainsUnlessNamed(TyperGroup):
+    """`manifest mine.yaml` is `manifest train mine.yaml`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["train", *args]
+        return super().parse_args(ctx, args)
+
+
+manifests = typer.Typer(
+    cls=_TrainsUnlessNamed,
+    help="Write Kubernetes objects for a training, a service or a pipeline.\n\n"
+    "Example: flatout fleet manifest serve package/ --image registry.example/churn:1 --slo 'p99 50 ms'",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(manifests, name="manifest")
+manifests.command("serve")(fleet_serve.serve)
+
+
+@manifests.command("train")
+def train(
     recipe: RecipePath,
     overrides: Overrides = None,
     image: Annotated[str, typer.Option("--image", help="Container image of the pods, with flatout installed.")] = "",
@@ -69,12 +91,13 @@ def manifest(
 ) -> None:
     """Write a Kubernetes job for a recipe. It is a TrainJob or a RayJob, with everything it needs.
 
-    Example: flatout fleet manifest mine.yaml --image registry.example/train:1 --nodes 2
+    Example: flatout fleet manifest train mine.yaml --image registry.example/train:1 --nodes 2
     """
     from flatout.base.tree import to_data, to_text
     from flatout.fleet import interruptions as lost
     from flatout.fleet import manifest as writing
-    from flatout.fleet.clusterjob import ClusterJob, Nodes, suggested_name
+    from flatout.fleet.clusterjob import ClusterJob, Nodes
+    from flatout.fleet.kubernetes_names import suggested_name
     from flatout.fleet.packing import pack, predicted_save
     from flatout.fleet.saving import SaveTime
     from flatout.fleet.spot import pick_cloud
@@ -113,19 +136,19 @@ def manifest(
         data_claim=data_claim,
         namespace=namespace,
         queue=queue,
-        node_labels=dict(_labels(node_labels)),
+        node_labels=dict(node_labels_of(node_labels)),
         arguments=(*(overrides or ()), *_repeated("--set", sets), *_repeated("--off", offs)),
         restarts=restarts,
     )
-    text = writing.manifest(job)
+    report = writing.report(job)
     if out is not None:
-        _write(out, text)
+        write_manifest(out, writing.manifest(job))
     if as_json:
-        print_json({**to_data(writing.report(job)), "objects": writing.objects(job)})
+        print_json({**to_data(report), "objects": writing.objects(job)})
     elif out is None:
-        print(text, end="")
+        print(writing.manifest(job), end="")
     else:
-        print(f"{to_text(writing.report(job))}\n\nkubectl apply -f {out}")
+        print(f"{to_text(report)}\n\nkubectl apply -f {out}")
 
 
 _AS_IT_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
@@ -144,24 +167,5 @@ def node(
     raise typer.Exit(launch(arguments))
 
 
-def _labels(written: list[str] | None) -> list[tuple[str, str]]:
-    pairs = [one.partition("=") for one in written or []]
-    for key, equals, value in pairs:
-        if not equals:
-            raise UsageError(f"--node-label must be key=value, got {key + equals + value!r}")
-    return [(key, value) for key, _, value in pairs]
-
-
 def _repeated(flag: str, values: list[str] | None) -> list[str]:
     return [word for value in values or [] for word in (flag, value)]
-
-
-def _write(path: Path, text: str) -> None:
-    if not path.resolve().parent.is_dir():
-        raise UsageError(f"--out: folder not found: {path.resolve().parent}")
-    if path.is_dir():
-        raise UsageError(f"--out must be a file, but {path} is a folder")
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"can't write {path}: {os.strerror(error.errno) if error.errno else error}") from error

@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 
 from flatout.base.errors import UsageError, did_you_mean
 from flatout.fleet.interruptions import Interruptions
+from flatout.fleet.kubernetes_names import (
+    FILE,
+    cores_problems,
+    image_problems,
+    label_problems,
+    name_problems,
+    object_name_problems,
+    resource_problems,
+    size_problems,
+)
 
 KINDS = {"trainjob": "TrainJob", "rayjob": "RayJob"}
-MOST_IN_A_NAME = 40  # pods, hosts and clusters are named after the job plus a suffix, at most 63 characters in all
 MOST_BYTES = 2**20 - 2**16  # a ConfigMap holds 1 MiB
-_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTP]i|[kMGTP])")
-_CORES = re.compile(r"[0-9]+(\.[0-9]+)?|[0-9]+m")
-_IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:-]*(/[a-zA-Z0-9._-]+)*(:[\w][\w.-]*)?(@sha256:[0-9a-f]{64})?")
-_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-_FILE = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 @dataclass(frozen=True)
@@ -100,20 +101,11 @@ class ClusterJob:
         return self.memory or f"{self.devices * (12 if self.resource else 4)}Gi"
 
 
-def suggested_name(stem: str) -> str:
-    """The recipe's name, changed to a valid name in a cluster."""
-    plain = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:MOST_IN_A_NAME].rstrip("-")
-    return plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
-
-
 def _problems(job: ClusterJob) -> list[str]:
     found = [*_of_names(job), *_of_amounts(job)]
     if job.kind not in KINDS:
         found.append(f"--kind: unknown kind {job.kind!r}; {did_you_mean(job.kind.lower(), KINDS)}")
-    if not job.image.strip():
-        found.append("--image is missing: an image with flatout installed, such as --image registry.example.org/gpt:1")
-    elif not _IMAGE.fullmatch(job.image):
-        found.append(f"--image: {job.image!r} is not an image name such as registry.example.org/team/gpt:1")
+    found += image_problems(job.image)
     if job.runs_claim is None and job.storage is None:
         found.append(
             "runs must be stored outside the pods: name an existing volume claim with --runs-claim, "
@@ -137,25 +129,18 @@ def _problems(job: ClusterJob) -> list[str]:
 
 
 def _of_names(job: ClusterJob) -> list[str]:
-    found = []
-    if not _LABEL.fullmatch(job.name) or len(job.name) > MOST_IN_A_NAME:
-        rule = f"lower-case letters, digits and '-', a letter first, at most {MOST_IN_A_NAME} characters"
-        found.append(f"--name: {job.name!r} is not a valid name ({rule}); try --name {suggested_name(job.name)}")
-    if job.namespace is not None and (not _LABEL.fullmatch(job.namespace) or len(job.namespace) > 63):
-        found.append(f"--namespace: {job.namespace!r} is not a valid name (lower-case letters, digits and '-')")
+    found = name_problems(job.name, job.namespace)
     for option, name in (
         ("--runs-claim", job.runs_claim), ("--data-claim", job.data_claim), ("--queue", job.queue),
         ("--storage-class", job.storage_class),
     ):  # fmt: skip
-        if name is not None and (not _SUBDOMAIN.fullmatch(name) or len(name) > 253):
-            found.append(f"{option}: {name!r} is not a valid name in a cluster (lower-case letters, digits, '-' and '.')")
+        found += object_name_problems(option, name)
     for key, value in job.node_labels.items():
-        if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
-            found.append(f"--node-label: {key}={value} is not a valid node label")
+        found += label_problems(key, value)
     found += [
         f"{name}: a file name in a ConfigMap can only have letters, digits, '-', '_' and '.'"
         for name in job.files
-        if not _FILE.fullmatch(name)
+        if not FILE.fullmatch(name)
     ]
     return found
 
@@ -166,11 +151,5 @@ def _of_amounts(job: ClusterJob) -> list[str]:
         found.append(f"--devices: each node needs at least 1, got {job.devices}")
     if job.restarts < 0:
         found.append(f"--restarts: expected 0 or more, got {job.restarts}")
-    if job.resource is not None and not (_KEY.fullmatch(job.resource) and "/" in job.resource):
-        found.append(f"--resource must be a resource name of a node, such as nvidia.com/gpu, or none; got {job.resource!r}")
-    if job.cpus is not None and not _CORES.fullmatch(job.cpus):
-        found.append(f"--cpus must be a number such as 16, got {job.cpus!r}")
-    for option, amount in (("--memory", job.memory), ("--storage", job.storage)):
-        if amount is not None and not _QUANTITY.fullmatch(amount):
-            found.append(f"{option} must be a Kubernetes size such as 64Gi, got {amount!r}")
-    return found
+    found += [*resource_problems(job.resource), *cores_problems(job.cpus)]
+    return [*found, *size_problems("--memory", job.memory), *size_problems("--storage", job.storage)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -22,8 +23,13 @@ def objects(job: ClusterJob) -> list[dict[str, Any]]:
 
 def manifest(job: ClusterJob) -> str:
     """Text for `kubectl apply`; the same job always gives the same text."""
-    notes = "".join(f"# {line}".rstrip() + "\n" for line in to_text(report(job)).splitlines())
-    return notes + "".join("---\n" + _dumped(one) for one in objects(job))
+    return written(report(job), objects(job))
+
+
+def written(report: Doc, objects: Sequence[dict[str, Any]]) -> str:
+    """The objects in one file, the report as its first comment."""
+    notes = "".join(f"# {line}".rstrip() + "\n" for line in to_text(report).splitlines())
+    return notes + "".join("---\n" + _dumped(one) for one in objects)
 
 
 def report(job: ClusterJob) -> Doc:
@@ -54,20 +60,26 @@ def report(job: ClusterJob) -> Doc:
         Fields({"name": job.name, "kind": KINDS[job.kind], "nodes": [job.nodes.least, job.nodes.most], "workers": job.workers}),
         TextLine(what),
         TextLine(),
-        Table(
-            "worked_out",
-            [
-                TableColumn("key", "", shown=False),
-                TableColumn("what", ""),
-                TableColumn("value", "", right=True),
-                TableColumn("why", ""),
-            ],
-            rows,
-        ),
+        worked_out(rows),
     ]
-    if notes := _notes(job):
-        nodes += [TextLine(), Table("notes", [TableColumn("note", "")], [{"note": f"note: {note}"} for note in notes])]
-    return Doc(nodes)
+    return Doc([*nodes, *notes_table(_notes(job))])
+
+
+def worked_out(rows: Sequence[dict[str, Any]]) -> Table:
+    """Figures and where they come from. Rows have key, what, value and why."""
+    columns = [
+        TableColumn("key", "", shown=False),
+        TableColumn("what", ""),
+        TableColumn("value", "", right=True),
+        TableColumn("why", ""),
+    ]
+    return Table("worked_out", columns, list(rows))
+
+
+def notes_table(notes: Sequence[str]) -> list[Node]:
+    if not notes:
+        return []
+    return [TextLine(), Table("notes", [TableColumn("note", "")], [{"note": f"note: {note}"} for note in notes])]
 
 
 def _row(key: str, what: str, seconds: float | None, why: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from flatout.base.errors import FlatoutError, MachineError, UsageError
 from flatout.base.fork_server import ForkServer
 from flatout.base.listening import bound_socket
 from flatout.base.tree import to_text
+from flatout.machine.host import usable_cores
 from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.counters import MOST_FRONTS, SharedCounters
 from flatout.serving.executors import Executors
@@ -55,7 +56,7 @@ class Supervisor:
         self._options, self._kept, self._say = options, kept, say
         self._processes = Processes(template)
         self._executors = Executors(options, self._processes, kept, self._connect_to_all, say)
-        self._cores = len(os.sched_getaffinity(0))
+        self._cores = usable_cores()  # within the quota of a container
         self.counters = SharedCounters()
         self._history, self._looks = History(self.counters), 0
         self._listening = bound_socket(options.host, options.port)

@@ -1,0 +1,72 @@
+"""When a service gets more replicas: one rule, written into the autoscalers' objects and simulated in `scaling_simulation`.
+
+Requests per second come first: they grow at once with the load and count requests that were refused too, so the rule sees
+how much is wanted. CPU use saturates at 100%, whatever is wanted. The queue time catches the rest: a node that is slower than
+the one that was measured, or requests that cost more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from flatout.base.errors import UsageError
+
+BURST = 1.5  # the load may grow by this factor until a new replica answers, unless told otherwise
+WINDOW_S = 60  # over which rates are taken; Prometheus looks every 15 s in most clusters, and one sample may be missing
+LOOK_S = 15  # between two looks of an autoscaler; Kubernetes' default
+DOWN_AFTER_S = 300  # no replica is removed while any look within this time wanted it
+UP_SHARE, UP_PODS, UP_PERIOD_S = 100, 4, 15  # whichever is more, in each period
+DOWN_SHARE, DOWN_PERIOD_S = 10, 60
+_TOLERANCE = 0.1  # of the HorizontalPodAutoscaler: a smaller difference changes nothing
+_WAITING = 0.5  # of the time that the goal leaves for waiting
+
+
+@dataclass(frozen=True)
+class ReplicaRange:
+    least: int
+    most: int
+
+    @classmethod
+    def parse(cls, text: str) -> ReplicaRange:
+        first, colon, last = text.strip().partition(":")
+        if not (first.isdigit() and (last.isdigit() if colon else True)):
+            raise UsageError(f"--replicas must be a range such as 2:10, or a number without an autoscaler, got {text!r}")
+        found = cls(int(first), int(last or first))
+        if found.least < 1:
+            raise UsageError(f"--replicas: a service needs at least 1 replica, got {text!r}")
+        if found.least > found.most:
+            raise UsageError(f"--replicas must be LEAST:MOST, got {text!r}; did you mean {last}:{first}?")
+        return found
+
+    @property
+    def varies(self) -> bool:
+        return self.least != self.most
+
+
+@dataclass(frozen=True)
+class ScalingRule:
+    """`per_replica`: requests/s that a replica should have. `queue_s`: mean time in the queue that adds replicas."""
+
+    per_replica: float
+    queue_s: float
+    replicas: ReplicaRange
+
+    @classmethod
+    def of(
+        cls, held_per_s: float, goal_s: float, batch_s: float | None, replicas: ReplicaRange, burst: float = BURST
+    ) -> ScalingRule:
+        """`held_per_s`: what one replica was measured to hold. `batch_s`: how long a batch takes; None: unknown, so half of the
+        goal is left for waiting."""
+        waiting_s = goal_s / 2 if batch_s is None else goal_s - batch_s
+        return cls(held_per_s / burst, _WAITING * waiting_s, replicas)
+
+    def wanted(self, now: int, requests_per_s: float, queue_s: float) -> int:
+        """As a HorizontalPodAutoscaler computes it: the largest of what each metric wants, within the limits."""
+        by_rate = _proposed(now, requests_per_s / (self.per_replica * max(1, now)))
+        by_queue = _proposed(now, queue_s / self.queue_s)
+        return min(max(by_rate, by_queue, self.replicas.least), self.replicas.most)
+
+
+def _proposed(now: int, ratio: float) -> int:
+    return now if abs(ratio - 1) <= _TOLERANCE else math.ceil(now * ratio - 1e-9)
