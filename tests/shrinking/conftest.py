@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from listed_operators import listed_once
 
 import flatout as fo
 from flatout.packaging.export import export
@@ -19,9 +20,15 @@ from flatout.shrinking.rows import RowSets, rows_of_run
 from flatout.shrinking.workshop.workshop import Workshop
 
 
+@pytest.fixture(scope="session")
+def timed_operators(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each training plans with the times of its operators, which are measured once for all tests."""
+    return tmp_path_factory.mktemp("operators")
+
+
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+def one_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, timed_operators: Path) -> Iterator[None]:
+    monkeypatch.setenv("FLATOUT_CACHE", str(timed_operators))
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -42,14 +49,22 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return {"arrays": str(file), "normalize": "auto", "holdout": 0.5}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def operators_listed_once() -> Iterator[None]:
+    with listed_once():
+        yield
+
+
 @pytest.fixture(scope="session")
-def run(pictures: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> fo.Run:
+def run(pictures: dict[str, object], timed_operators: Path, tmp_path_factory: pytest.TempPathFactory) -> fo.Run:
     folder = tmp_path_factory.mktemp("runs")
     recipe = fo.Recipe(
         data=pictures, model={"convnet": {"channels": [8, 16], "hidden": 128}}, batch=64, lr=1e-2, budget="60 steps",
         evaluate=None, settings={"device": "cpu"},
     )  # fmt: skip
-    return fo.run(recipe, runs=folder, cache=None, planning="off")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLATOUT_CACHE", str(timed_operators))
+        return fo.run(recipe, runs=folder, cache=None, planning="off")
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,12 @@ import pytest
 import torch
 from gating import judged
 
+from flatout.base.answering_child import NoAnswer
 from flatout.packaging.package import Package
 from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 from flatout.shrinking.changes import int8_static
+from flatout.shrinking.changes.change import ChangedModel, Material
+from flatout.shrinking.changes.int8_dynamic import Int8Dynamic
 from flatout.shrinking.step import ShrinkStep
 from flatout.shrinking.workshop import material
 from flatout.shrinking.workshop.bench import BASE
@@ -66,18 +69,54 @@ def _static_on(x: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 
 def test_an_operator_without_a_kernel_is_a_failed_trial(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatout.base.answering_child import NoAnswer
-    from flatout.shrinking.changes.change import ChangedModel
-    from flatout.shrinking.changes.int8_dynamic import Int8Dynamic
+    """A product in bfloat16, for which onnxruntime has no kernel on a CPU: it says so when the file is read."""
+    kind, helper = onnx.TensorProto, onnx.helper
 
-    def unknown(self: Any, ready: Any, value: str, floats: Any) -> ChangedModel:
+    def in_bfloat16(self: Int8Dynamic, ready: Material, value: str, floats: object) -> ChangedModel:
         model = ready.model
-        model.graph.node[0].op_type = "NoSuchOperator"
+        layer = next(node for node in model.graph.node if node.op_type in ("Gemm", "MatMul"))
+        inputs, output = list(layer.input), layer.output[0]
+        for place, name in enumerate(inputs):
+            layer.input[place] = f"{name}/bfloat16"
+        layer.output[0] = f"{output}/bfloat16"
+        at = list(model.graph.node).index(layer)
+        casts = [helper.make_node("Cast", [name], [f"{name}/bfloat16"], to=kind.BFLOAT16) for name in inputs]
+        model.graph.node.insert(at + 1, helper.make_node("Cast", [f"{output}/bfloat16"], [output], to=kind.FLOAT))
+        for cast in casts:
+            model.graph.node.insert(at, cast)
         return ChangedModel(model)
 
-    monkeypatch.setattr(Int8Dynamic, "make", unknown)
-    with pytest.raises(NoAnswer, match="NoSuchOperator"):
+    monkeypatch.setattr(Int8Dynamic, "make", in_bfloat16)
+    with pytest.raises(NoAnswer, match=r"implementation for (Gemm|MatMul)|NOT_IMPLEMENTED"):
         made(workshop, {**STATIC, "change": "int8_dynamic"})
+
+
+def test_layers_without_an_int8_kernel_stay_in_float() -> None:
+    """A transposed convolution is left as it is, and the product beside it is quantised."""
+    helper, kind, draw = onnx.helper, onnx.TensorProto, np.random.default_rng(0)
+    turned, weight = (
+        onnx.numpy_helper.from_array(draw.normal(size=size).astype(np.float32), name)
+        for size, name in (((2, 3, 2, 2), "turned"), ((8, 4), "weight"))
+    )
+    nodes = [
+        helper.make_node("ConvTranspose", ["x", "turned"], ["wide"], name="without", strides=[2, 2]),
+        helper.make_node("MatMul", ["wide", "weight"], ["prediction"], name="layer"),
+    ]
+    ends = [helper.make_tensor_value_info(name, kind.FLOAT, ["rows", *size])
+            for name, size in (("x", [2, 4, 4]), ("prediction", [3, 8, 4]))]  # fmt: skip
+    model = helper.make_model(
+        helper.make_graph(nodes, "model", ends[:1], ends[1:], [turned, weight]), opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )  # fmt: skip
+    onnx.save(model, "mixed.onnx")
+    x = torch.from_numpy(draw.normal(size=(64, 2, 4, 4)).astype(np.float32))
+    ready = material.PackageMaterial(Path("mixed.onnx"), Path(), {"x": x}, {"x": x})
+    change = int8_static.Int8Static()
+    assert change.layers(ready.model) == ["layer"] and change.why_not(ready.model, "") is None
+    told = change.make(ready, "", [])
+    weights = {one.name.removesuffix("_quantized"): one.data_type for one in told.model.graph.initializer if len(one.dims) > 1}
+    assert weights["turned"] == kind.FLOAT and weights["weight"] == kind.INT8
+    assert 0 < ready.error_of(told.model) < 0.1
 
 
 def test_the_base_computes_as_the_package(workshop: Workshop, package: Package) -> None:

@@ -16,15 +16,17 @@ import torch
 from gating import smaller
 
 import flatout as fo
-from flatout.base.answering_child import CRASHED, NoAnswer
 from flatout.base.errors import FlatoutError, MissingExtra, UsageError
 from flatout.packaging.export import export
 from flatout.packaging.onnx_libraries import library
 from flatout.packaging.package import Package, open_package
 from flatout.shrinking import making
 from flatout.shrinking.making import make_smaller
-from flatout.shrinking.rows import RowSets, rows_of_run
+from flatout.shrinking.request import ShrinkRequest
+from flatout.shrinking.rows import rows_of_run
+from flatout.shrinking.trials import ShrinkTrials
 from flatout.shrinking.views.receipt import shrink_doc
+from flatout.shrinking.workshop import bench
 from flatout.shrinking.workshop.bench import CandidateBench
 from flatout.shrinking.workshop.workshop import Workshop
 
@@ -39,6 +41,12 @@ def as_if_fast(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"first": _arm(first, turns), "second": _arm(second, turns)}
 
     monkeypatch.setattr(CandidateBench, "_time", timed)
+
+
+@pytest.fixture
+def int8_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {name: one for name, one in bench.CHANGES.items() if name.startswith("int8")}
+    monkeypatch.setattr(bench, "CHANGES", few)
 
 
 def _arm(name: str, turns: int) -> dict[str, Any]:
@@ -80,7 +88,7 @@ def test_a_faster_package_answers_like_its_source(package: Package, as_if_fast: 
 
 
 def test_where_nothing_pays_the_package_is_unchanged_and_one_sentence_says_why(
-    package: Package, monkeypatch: pytest.MonkeyPatch
+    package: Package, int8_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CandidateBench, "_time", lambda self, first, second, batch, turns, most_s: {
         "first": _arm("source", turns), "second": _arm("other", turns)})  # fmt: skip
@@ -91,8 +99,9 @@ def test_where_nothing_pays_the_package_is_unchanged_and_one_sentence_says_why(
     assert "nothing pays" in str(shrink_doc(made.package).nodes[0])
 
 
-def test_a_goal_that_is_not_met_offers_the_nearest_point(package: Package, as_if_fast: None, command: Command,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_goal_that_is_not_met_offers_the_nearest_point(
+    package: Package, as_if_fast: None, int8_alone: None, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(make_smaller, "__kwdefaults__", {**make_smaller.__kwdefaults__, "isolated": False})
     code, out, errors = command("shrink", package.path, "--goal", "speed 20x", "--margin", "1", "--training", "off", "--quiet")
     assert code == 1 and "the goal is not met; shrunk has the nearest package" in errors
@@ -100,17 +109,30 @@ def test_a_goal_that_is_not_met_offers_the_nearest_point(package: Package, as_if
     assert command("shrink", package.path, "--quiet")[2].startswith("flatout: shrunk exists already")
 
 
-def test_a_process_that_dies_is_started_again(package: Package, rows: RowSets) -> None:
-    with Workshop(package, rows, "classify") as workshop:
-        workshop.serve_with("onnxruntime")
-        assert workshop.ask({"ask": "start", "batch": 1}, 300.0)["bytes"] > 0
-        assert workshop._child is not None and workshop._child._running is not None
-        os.kill(workshop._child._running.child.pid, signal.SIGKILL)
-        with pytest.raises(NoAnswer) as none:
-            workshop.ask({"ask": "start", "batch": 1}, 300.0)
-        assert none.value.kind == CRASHED
-        step = {"change": "int8_dynamic", "value": "", "floats": []}
-        assert workshop.ask({"ask": "make", "steps": [step], "name": "candidate"}, 300.0)["bytes"] > 0
+def test_a_runtime_that_crashes_in_a_trial_is_rejected_and_the_search_goes_on(
+    package: Package, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a segmentation fault in a kernel: the process of the trials is gone, and the next trial gets another one."""
+    opened: list[Workshop] = []
+
+    def open_workshop(*given: Any, **named: Any) -> Workshop:
+        opened.append(Workshop(*given, **named))
+        return opened[0]
+
+    def crash(line: str) -> None:
+        if line == "trying int8 static":
+            assert opened[0]._child is not None and opened[0]._child._running is not None
+            os.kill(opened[0]._child._running.child.pid, signal.SIGSEGV)
+
+    monkeypatch.setattr(making, "Workshop", open_workshop)
+    monkeypatch.setattr(ShrinkTrials, "_timed", lambda self, first, second, batch, turns: (
+        _arm("candidate-1" if first != "source" else first, turns), _arm(second, turns)))  # fmt: skip
+    monkeypatch.setattr(ShrinkTrials, "together", lambda self, *given, **more: iter(()))
+    made = make_smaller(package, Path("shrunk"), ShrinkRequest.read("speed 1.5x", 1.0, training="off"), say=crash)
+    found = {one.name: one for one in made.receipt.entries}
+    assert found["int8_static"].verdict == "rejected" and found["int8_static"].why.startswith("crashed: the trial")
+    assert "SIGSEGV" in found["int8_static"].why and "crashed" in str(shrink_doc(made.package).nodes)
+    assert made.kept == ("int8 dynamic",) and open_package(Path("shrunk")).predict(package.samples.rows["x"][:2].numpy())
 
 
 # ---- bad input ----
@@ -142,6 +164,11 @@ def test_a_run_without_held_out_rows_says_what_to_set(command: Command) -> None:
     export(run, Path("package"))
     with pytest.raises(UsageError, match=r"has no held-out rows.*holdout: 0.2.*--data"):
         rows_of_run(open_package(Path("package")), data)
+    code, out, errors = command("shrink", "package")
+    assert code != 0 and not out and "--data" in errors and not Path("shrunk").exists()
+    np.savez("held.npz", x=np.where(np.arange(64)[:, None] % 3, x, np.nan), y=y)
+    code, _, errors = command("shrink", "package", "--data", "held.npz")
+    assert code != 0 and "column 'x' has NaN or infinite values in 22 of 64 rows" in errors and not Path("shrunk").exists()
     np.savez("held.npz", x=x, y=y)
     made = smaller(open_package(Path("package")), data="held.npz", training="off")
     assert made.about["rows"]["judging"] == 48 and "three quarters of held.npz" in made.about["rows"]["origin"]
@@ -168,7 +195,7 @@ def test_a_package_without_onnx_says_why(run: fo.Run, monkeypatch: pytest.Monkey
 
 
 def test_a_quantiser_whose_file_can_not_be_read_back_is_a_failed_trial(
-    package: Package, as_if_fast: None, monkeypatch: pytest.MonkeyPatch
+    package: Package, as_if_fast: None, int8_alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def torn(model: Any, out: Path, **given: Any) -> None:
         out.write_bytes(model.SerializeToString()[:100])
@@ -200,7 +227,9 @@ class Branching(torch.nn.Linear):
         return super().forward(x if x.sum() > 0 else -x)
 
 
-def test_a_run_in_python_as_on_the_command_line(run: fo.Run, as_if_fast: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_in_python_as_on_the_command_line(
+    run: fo.Run, as_if_fast: None, int8_alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(make_smaller, "__kwdefaults__", {**make_smaller.__kwdefaults__, "isolated": False})
     shrunk = fo.shrink(run, "mine", margin=1.0, goal="p99 2 ms", training="off", cache=Path("cache"))
     assert shrunk.package.path == Path("mine") and shrunk.goal_met and shrunk.kept == ("int8 static",)

@@ -17,9 +17,12 @@ from gating import smaller
 from flatout.base.answering_child import NoAnswer
 from flatout.packaging.package import Package, open_package
 from flatout.shrinking.changes.distill import Distill
+from flatout.shrinking.changes.int8_static import Int8Static
 from flatout.shrinking.changes.low_rank import LowRank
 from flatout.shrinking.changes.prune import Prune
+from flatout.shrinking.making import make_smaller
 from flatout.shrinking.rows import RowSets
+from flatout.shrinking.workshop import bench
 from flatout.shrinking.workshop.bench import CandidateBench
 from flatout.shrinking.workshop.workshop import Workshop
 
@@ -76,7 +79,7 @@ def test_a_pruned_package_answers_and_its_receipt_says_what_was_tried(
     assert trained and all(0 < one["check"]["notes"]["flops"] < 1 for one in trained)
 
 
-def test_ctrl_c_in_a_training_keeps_what_is_proven(package: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_a_training_keeps_what_is_proven(package: Package, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CandidateBench, "_time", lambda self, first, second, batch, turns, most_s: {
         arm: {"blocks_s": [1e-3 if name == "source" else 5e-4] * turns, "calls_s": [1e-3] * turns, "joules_a_row": None}
         for arm, name in (("first", first), ("second", second))})  # fmt: skip
@@ -88,9 +91,12 @@ def test_ctrl_c_in_a_training_keeps_what_is_proven(package: Package, monkeypatch
         return make(self, lessons, value)
 
     monkeypatch.setattr(Prune, "make", interrupted)
-    made = smaller(package, margin=2.0)
-    assert made.is_interrupted and len(made.kept) == 1 and made.kept[0].startswith("int8")
-    assert "interrupted" in made.receipt.stopped
+    monkeypatch.setattr(bench, "CHANGES", {"int8_static": Int8Static()})
+    monkeypatch.setattr(make_smaller, "__kwdefaults__", {**make_smaller.__kwdefaults__, "isolated": False})
+    code, out, errors = command("shrink", package.path, "--margin", "2")
+    assert code == 130 and "interrupted: shrunk has what was proven so far" in errors
+    assert "int8 static:" in out.splitlines()[0] and "Search ended" in out and "interrupted" in out
+    assert open_package(Path("shrunk")).predict(package.samples.rows["x"][:2].numpy())["prediction"].shape == (2,)
 
 
 def test_a_package_whose_run_is_gone_says_so(package: Package, rows: RowSets, monkeypatch: pytest.MonkeyPatch) -> None:

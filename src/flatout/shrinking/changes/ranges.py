@@ -99,12 +99,11 @@ def _entropy_limit(values: Floats) -> float:
     for end in range(_STEPS, _BINS + 1, _STEPS // 2):
         kept = counts[:end].astype(np.float64)
         kept[-1] += counts[end:].sum()  # what is beyond the limit is clipped to it
-        groups = np.array_split(np.arange(end), _STEPS)
-        coarse = np.zeros(end)
-        for group in groups:
-            filled = counts[group] > 0
-            if filled.any():
-                coarse[group[filled]] = counts[group].sum() / filled.sum()
+        sizes = np.full(_STEPS, end // _STEPS)
+        sizes[: end % _STEPS] += 1  # bins of each step
+        starts, filled = np.cumsum(sizes) - sizes, counts[:end] > 0
+        means = np.add.reduceat(counts[:end], starts) / np.maximum(np.add.reduceat(filled.astype(np.int64), starts), 1)
+        coarse = np.repeat(means, sizes) * filled
         lost = _divergence(kept, coarse)
         if lost < best:
             best, limit = lost, float(edges[end])

@@ -47,6 +47,7 @@ def shrink_doc(package: Package) -> Doc:
         *(TextLine(f"{_named(entry)}: {entry.verdict}: {entry.why}") for entry in receipt.entries),
         *_final(about),
         *_layers(about),
+        *_calibrated(receipt),
         *_trained(receipt),
         TextLine(
             f"Search ended after {show_seconds(receipt.took_s)}: {receipt.stopped}. Energy: {about['energy'] or 'measured'}."
@@ -139,6 +140,20 @@ def _layers(about: Mapping[str, Any]) -> Iterator[TextLine]:
     for change, order in about["layers"].items():
         shown = "; ".join(f"{one['layer']} costs {show_seconds(max(one['lost_s'], 0.0))}" for one in order[:6])
         yield TextLine(f"Layers of {change.strip()} by accuracy regained for the time: {shown}")
+
+
+def _calibrated(receipt: Receipt) -> Iterator[TextLine]:
+    """How many rows fixed the ranges, and what of them could not be used."""
+    for entry in receipt.entries:
+        notes = (entry.check or {}).get("notes", {})
+        if "calibration" in notes:
+            enough = "with twice as many none grew by more than 1%" if notes["steady"] else "all there were; some still grew"
+            parts = [f"ranges from {notes['rows']:,} calibration rows ({enough}), cut by {notes['calibration']}"]
+            if odd := notes.get("values_not_finite"):
+                parts.append(f"{odd:,} values were not finite and left out")
+            if blind := notes.get("without_values"):
+                parts.append(f"in float32, as they saw no finite value: {', '.join(blind)}")
+            yield TextLine(f"{_named(entry)}: {'; '.join(parts)}")
 
 
 def _trained(receipt: Receipt) -> Iterator[TextLine]:
