@@ -127,6 +127,45 @@ server.listen()
 """
 
 
+SEVERAL_PROCESSES = """\
+import time
+
+import torch
+from torch import distributed, nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+class Rows(Dataset):
+    reads = 0
+
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, at):
+        Rows.reads += 1
+        time.sleep(0.001)
+        return torch.full((16,), float(at % 5)), at % 3
+
+
+distributed.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = Rows()
+sampler = DistributedSampler(data)
+for epoch in range(15):
+    sampler.set_epoch(epoch)
+    for x, y in DataLoader(data, 8, sampler=sampler):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+world = distributed.get_world_size()
+print("rank", distributed.get_rank(), "of", world, "reads", Rows.reads, "weights", model.module.weight.sum().item(), flush=True)
+distributed.destroy_process_group()
+"""
+
+
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -342,10 +381,27 @@ def test_json_is_for_trials_alone(tmp_path: Path) -> None:
     assert ended.returncode == 2 and "add --try-only" in ended.stderr
 
 
-def test_under_torchrun_it_says_that_it_cannot(tmp_path: Path) -> None:
+def test_several_processes_without_torchrun_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     ended = boosted(tmp_path, "train.py", WORLD_SIZE="2", RANK="0", MASTER_ADDR="localhost", MASTER_PORT="1")
-    assert ended.returncode == 2 and "single process" in ended.stderr
+    assert ended.returncode == 2 and "torchrun --nproc-per-node N -m flatout boost" in ended.stderr
+
+
+def test_under_torchrun_the_first_process_tries_and_all_train_with_what_it_kept(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SEVERAL_PROCESSES)
+    (tmp_path / "cache").mkdir()
+    boost = ["-m", "flatout", "boost", "--no-probe", "--within", "20 s", "train.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FLATOUT_CACHE": str(tmp_path / "cache")}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = run_forked([*torchrun, *boost], cwd=tmp_path, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("running the unmodified script twice") == 1 and "of 2 processes tries remedies" in ended.stderr
+    kept = json.loads((tmp_path / "flatout-boost" / "receipt.json").read_text())["settings"]
+    assert kept["resident_data"] == "cpu" and "threads" not in kept  # each process has its share of the cores
+    ranks = sorted(line for line in ended.stdout.splitlines() if line.startswith("rank"))
+    # each process has half of 256 samples, 15 times; they were read once, and a few again. Weights agree: it was one group
+    assert [line.split()[:4] for line in ranks] == [["rank", "0", "of", "2"], ["rank", "1", "of", "2"]]
+    assert all(int(line.split()[5]) < 1000 for line in ranks) and len({line.split()[7] for line in ranks}) == 1
 
 
 @pytest.mark.parametrize(("option", "given"), [("--within", "soon"), ("--within", "5"), ("--lasts", "0 s")])

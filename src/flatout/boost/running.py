@@ -38,6 +38,10 @@ class BoostedRun:
     told: str  # file for the reason of a failure
     ran: str  # file for the measured speed
 
+    @property
+    def words(self) -> str:
+        return str(Script(self.script, self.arguments, self.as_module))
+
     @classmethod
     def read(cls, path: Path) -> BoostedRun:
         written = json.loads(path.read_text())
@@ -87,9 +91,10 @@ _HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run_to_its_end(
-    command: Sequence[str], plain: Sequence[str], kept: BoostedRun, folder: Path, say: Callable[[str], None]
+    command: Sequence[str], plain: Sequence[str] | None, kept: BoostedRun, folder: Path, say: Callable[[str], None]
 ) -> tuple[int, str]:
-    """The exit code, and why the script was restarted without remedies, or "". stdin, stdout and signals go to the script."""
+    """The exit code, and why the remedies failed, or "": then the script is restarted without them, by the command `plain`, if
+    there is one. stdin, stdout and signals go to the script."""
     question = folder / "kept.json"
     question.write_text(json.dumps(asdict(kept)))
     code = waited_for([*command, str(question)])
@@ -98,6 +103,9 @@ def run_to_its_end(
     if not told.exists() and not crashed:
         return code, ""
     why = told.read_text() if told.exists() else f"it {exit_words(128 - code)}"
+    if plain is None:
+        say(f"the script failed with the remedies ({why}); start it without them: python {kept.words}")
+        return code, why
     say(f"the script failed with the remedies ({why}); restarting it without them")
     return waited_for(plain), why
 

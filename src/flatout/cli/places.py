@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flatout.base.errors import UsageError
@@ -49,6 +51,39 @@ def process_rank() -> int:
 def world_size() -> int:
     size = os.environ.get("WORLD_SIZE", "1")
     return int(size) if size.isdigit() else 1
+
+
+def local_processes() -> int:
+    """How many processes of this run are on this machine."""
+    size = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return max(1, int(size)) if size.isdigit() else 1
+
+
+def torchrun_store() -> tuple[str, int, str]:
+    """Host and port of the store that torchrun keeps for its processes, and the name of this start."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdigit() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise UsageError(
+            f"WORLD_SIZE is {world_size()}, but torchrun did not start this process: expected "
+            "torchrun --nproc-per-node N -m flatout boost SCRIPT, or a single process"
+        )
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return host, int(port), f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {start}"
+
+
+@contextmanager
+def environment_of_one_process() -> Iterator[None]:
+    """As if torchrun had started one process; its group gets a free port each time that it is made."""
+    before = dict(os.environ)
+    for name in [name for name in before if name.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_"))]:
+        del os.environ[name]
+    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), "0"), **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def is_completing() -> bool:

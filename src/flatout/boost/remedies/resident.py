@@ -245,7 +245,7 @@ def _columns(source: _Source, count: int, device: torch.device) -> tuple[list[Te
 
 
 def _all_read(source: _Source, count: int, device: torch.device) -> tuple[list[Tensor] | None, Any]:
-    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else free_host_bytes()
+    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else free_host_bytes() // _processes()
     files = _open_files()
     if not count or not _is_the_same_each_time(source, count):
         return None, None
@@ -269,6 +269,12 @@ def _all_read(source: _Source, count: int, device: torch.device) -> tuple[list[T
         if time.monotonic() - began_s > _SLOWEST_S:
             return None, None
     return columns, form
+
+
+def _processes() -> int:
+    """Of the script; all of them may be on this machine, and each keeps the data."""
+    is_one_of_several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if is_one_of_several else 1
 
 
 def _is_like(part: Tensor, column: Tensor) -> bool:
