@@ -1,0 +1,168 @@
+"""The files of a project as its programs see them: which module an import finds, and which files there are."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.base.installed import is_installed
+from flatout.pipelines.identity.modules import CodeModule
+
+_SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"}
+_MOST_FILES = 200_000
+
+
+@dataclass(frozen=True)
+class FoundModule:
+    """What an import finds: a module of the project, a folder without `__init__.py`, or something compiled."""
+
+    name: str
+    path: Path | None  # None: a folder without `__init__.py`
+    folder: Path | None  # of a package
+
+
+class CodeFiles:
+    """`outputs`: what stages write; it never counts as read."""
+
+    def __init__(self, root: Path, outputs: Sequence[Path] = ()) -> None:
+        self.root = root.resolve()
+        self.places: list[Path] = [place for place in (self.root, self.root / "src") if place.is_dir()]
+        self.damaged: dict[Path, str] = {}
+        self._outputs = tuple((self.root / output).resolve() for output in outputs)
+        self._modules: dict[tuple[Path, str], CodeModule] = {}
+        self._found: dict[str, FoundModule | None] = {}
+        self._listing: list[Path] | None = None
+        self._looked_for: set[str] = set()
+
+    def add_place(self, place: Path) -> None:
+        """A folder that code puts on Python's path, or the folder of a script."""
+        place = place.resolve()
+        if place.is_dir() and place not in self.places:
+            self.places.insert(0, place)
+            self._found.clear()
+
+    def find(self, name: str) -> FoundModule | None:
+        """By a dotted name; None if it is not of the project."""
+        if name not in self._found:
+            first = name.partition(".")[0]
+            known = first in sys.builtin_module_names or not name
+            self._found[name] = None if known else self._search(name)
+        return self._found[name]
+
+    def _search(self, name: str) -> FoundModule | None:
+        parts = name.split(".")
+        empty: FoundModule | None = None
+        for place in self.places:
+            folder = place.joinpath(*parts[:-1])
+            if (own := folder / parts[-1] / "__init__.py").is_file():
+                return FoundModule(name, own, own.parent)
+            if (own := folder / f"{parts[-1]}.py").is_file():
+                return FoundModule(name, own, None)
+            if folder.is_dir() and (compiled := sorted([*folder.glob(f"{parts[-1]}.*so"), *folder.glob(f"{parts[-1]}.*pyd")])):
+                return FoundModule(name, compiled[0], None)
+            if (own := folder / parts[-1]).is_dir() and empty is None and self._has_code(own):
+                empty = FoundModule(name, None, own)
+        return empty
+
+    def look_elsewhere(self, first: str) -> str:
+        """For a module that is in no known place: an editable install, or a folder that something puts on the path.
+
+        The sentence to say, if that is a guess.
+        """
+        if first in self._looked_for:
+            return ""
+        self._looked_for.add(first)
+        try:
+            spec = importlib.util.find_spec(first)
+        except (ImportError, ValueError, AttributeError):
+            spec = None
+        if spec is not None:
+            origin = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
+            if origin is not None and origin not in ("built-in", "frozen") and not is_installed(origin):
+                path = Path(origin)
+                self.add_place(path.parent.parent if path.name == "__init__.py" else path.parent)
+            return ""
+        for path in self.listing():
+            if path.name == f"{first}.py" or (path.name == "__init__.py" and path.parent.name == first):
+                place = path.parent if path.name == f"{first}.py" else path.parent.parent
+                self.add_place(place)
+                return f"import {first}: not on Python's path as far as can be seen; {self.shown(path)} is taken for it"
+        return ""
+
+    def _has_code(self, folder: Path) -> bool:
+        """A folder of data that has the name of a library must not hide it."""
+        return any(folder.glob("*.py")) or any(folder.glob("*/*.py"))
+
+    def module(self, found: FoundModule) -> CodeModule:
+        return self._parsed(found.path, found.name, found.folder is not None, is_main=False)
+
+    def script(self, path: Path, name: str = "") -> CodeModule:
+        """A file that runs as a program; with a `name`, as `python -m` runs it."""
+        return self._parsed(path.resolve(), name or self.shown(path), is_package=False, is_main=True)
+
+    def _parsed(self, path: Path | None, name: str, is_package: bool, is_main: bool) -> CodeModule:
+        key = path or self.root / name, "main" if is_main else name
+        if key not in self._modules:
+            self._modules[key] = CodeModule(name, path, self._tree(path), is_package, is_main)
+        return self._modules[key]
+
+    def _tree(self, path: Path | None) -> ast.Module:
+        if path is None:
+            return ast.Module([], [])
+        try:
+            return ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            self.damaged[path] = f"{type(error).__name__}: {error}"
+            return ast.Module([], [])
+
+    def submodules(self, package: FoundModule) -> Iterator[str]:
+        """Dotted names, at any depth."""
+        if package.folder is not None:
+            for path in sorted(package.folder.rglob("*.py")):
+                parts = path.relative_to(package.folder).with_suffix("").parts
+                parts = parts[:-1] if parts[-1] == "__init__" else parts
+                if parts and not any(part in _SKIPPED for part in parts):
+                    yield ".".join([package.name, *parts])
+
+    def all_modules(self) -> Iterator[str]:
+        for path in self.listing():
+            if path.suffix == ".py":
+                place = next((place for place in self.places if path.is_relative_to(place)), None)
+                parts = path.relative_to(place or self.root).with_suffix("").parts
+                parts = parts[:-1] if parts[-1] == "__init__" else parts
+                if parts and all(part.isidentifier() for part in parts):
+                    yield ".".join(parts)
+
+    def listing(self) -> list[Path]:
+        """Files that may be read: not hidden, not of an environment, not written by stages."""
+        if self._listing is None:
+            self._listing = []
+            for folder, folders, files in os.walk(self.root):
+                here = Path(folder)
+                folders[:] = sorted(
+                    name for name in folders
+                    if name not in _SKIPPED and not name.startswith(".") and not self.is_output(here / name)
+                    and not (here / name / "pyvenv.cfg").exists()
+                )  # fmt: skip
+                self._listing += [here / name for name in sorted(files) if not self.is_output(here / name)]
+                if len(self._listing) > _MOST_FILES:
+                    break
+        return self._listing
+
+    def below(self, folder: Path) -> list[Path]:
+        """Files of a folder that may be read, as they are in `listing`."""
+        if folder.is_relative_to(self.root):
+            return [path for path in self.listing() if path.is_relative_to(folder)]
+        return sorted(path for path in folder.rglob("*") if path.is_file())
+
+    def is_output(self, path: Path) -> bool:
+        return any(path == output or path.is_relative_to(output) for output in self._outputs)
+
+    def shown(self, path: Path) -> str:
+        path = path.resolve()
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
