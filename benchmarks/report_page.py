@@ -1,6 +1,7 @@
 """The page of a run with a million logged values is below 200 kB, made within 3 s and drawn by a browser within half a second.
 
-A million log points, with five values each, are measured as well. The processor time of this process is shown next to the wall
+Each drawing has a browser of its own that has just started; an empty page shows what that takes. A million log points, with
+five values each, are measured as well. The processor time of this process is shown next to the wall
 time: other processes of the machine slow the page down.
 """
 
@@ -34,6 +35,7 @@ CURVES = 5  # of each log point: loss, learning rate, gradient norm, speed, memo
 EVALUATED = 1000  # evaluations
 SPIKE = 0.777  # where in the run one log point has a loss a thousand times as high
 WAIT_S = 60
+EMPTY = '<!DOCTYPE html><html><head><meta http-equiv="Content-Security-Policy" content=""></head><body>Hello</body></html>'
 # Tells when the page was drawn: two frames after its own script has run.
 PROBE = """<script>requestAnimationFrame(() => requestAnimationFrame(() => {
   const charts = document.querySelectorAll('.chart svg path').length;
@@ -83,9 +85,8 @@ def made_in_s(folder: Path, out: Path, processor_s: list[float]) -> float:
 class Browser:
     """Serves a page to Chromium, and waits for the page to say when it was drawn."""
 
-    def __init__(self, program: str, page: Path) -> None:
+    def __init__(self, program: str, text: str) -> None:
         self._program = program
-        text = page.read_text(encoding="utf-8")
         start = text.index('<meta http-equiv="Content-Security-Policy"')  # which would forbid the probe
         text = text[:start] + text[text.index(">", start) + 1 :]
         self._page = text.replace("</body>", PROBE).encode()
@@ -169,9 +170,11 @@ def measure(report: Report, asked: argparse.Namespace, folder: Path) -> None:
     if program is None:
         print("no Chromium here: not drawn", file=sys.stderr)
         return
-    browser = Browser(program, page)
-    browser.drawn_in_s()
-    report.arm("drawn in Chromium", "s", [browser.drawn_in_s() for _ in range(repeats)])
+    browser, start = Browser(program, page.read_text(encoding="utf-8")), Browser(program, EMPTY)
+    drawing = {"drawn in Chromium": browser.drawn_in_s, "an empty page in Chromium": start.drawn_in_s}
+    take_turns(drawing, 1)
+    for name, seconds in take_turns(drawing, repeats, asked.within).items():
+        report.arm(name, "s", seconds)
     report.conditions["curves drawn"] = browser.curves
     report.conditions["Chromium"] = subprocess.run(
         [program, "--version"], capture_output=True, text=True, check=False

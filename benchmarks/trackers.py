@@ -52,7 +52,7 @@ def steps_of(seconds: float) -> int:
 def main() -> int:
     asked = options(__doc__, repeats=7).parse_args()
     report = Report("trackers", str(__doc__), torch.device("cpu"))
-    steps = 600 if asked.smoke else steps_of(4.0 if asked.quick else 20.0)
+    steps = 600 if asked.smoke else steps_of(4.0 if asked.quick else 14.0)
     after_s = 0.0 if asked.smoke else 2.0
     arms: dict[str, Callable[[], float]] = {
         WITH: step_s(steps, TRACKERS, after_s=after_s),

@@ -1,7 +1,7 @@
 """A training is not slower next to the live page of 50 runs that log 10 times a second each: within 1%, in paired turns.
 
-The 50 runs are written by a process that works in all turns alike. In one of them a watcher runs with a viewer that takes all
-that it sends; in another one the viewer is Chromium on the same machine, which draws the page: that has no bar.
+The 50 runs are written by a process that works in all turns alike. In every other turn a watcher runs with a viewer that takes
+all that it sends; in the others the watcher is stopped.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from flatout.store.run_folder import RunFolder
 RUNS, EVENTS_PER_S = 50, 10
 WRITE = "--write"
 WAIT_S = 120
+WITHOUT, WITH = "without a watcher", "with a watcher and a viewer"
 
 
 def write_forever(folder: Path) -> None:
@@ -52,6 +53,8 @@ def write_forever(folder: Path) -> None:
         }  # fmt: skip
         for log in logs:
             os.write(log, sealed(fields) + b"\n")
+        if step == 101:
+            print("writing", flush=True)
         time.sleep(max(0.0, began_s + (step - 100) / EVENTS_PER_S - time.monotonic()))
 
 
@@ -79,62 +82,70 @@ class Training:
 
 
 class Watcher:
-    """A watcher of a folder, and what it took: seconds of CPU per second, bytes of memory, bytes sent to a viewer."""
+    """A watcher of a folder, stopped between turns. What it took: seconds of CPU per second, memory, bytes sent to a viewer."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        command = [sys.executable, "-m", "flatout", "watch", str(folder), "--port", "0"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().rpartition(" ")[2].strip()
+        self._about = psutil.Process(self._process.pid)
         self.cpu_share: list[float] = []
         self.memory: list[float] = []
-        self.sent_per_s: list[float] = []
 
     @contextmanager
-    def running(self, viewed_by: Callable[[str], Iterator[None]]) -> Iterator[None]:
-        command = [sys.executable, "-m", "flatout", "watch", str(self._folder), "--port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            try:
-                assert process.stdout is not None
-                url = process.stdout.readline().rpartition(" ")[2].strip()
-                with contextmanager(viewed_by)(url):
-                    about = psutil.Process(process.pid)
-                    before, began_s = about.cpu_times(), time.monotonic()
-                    yield
-                    after, spent_s = about.cpu_times(), time.monotonic() - began_s
-                    self.cpu_share.append((after.user + after.system - before.user - before.system) / spent_s)
-                    self.memory.append(float(about.memory_info().rss))
-            finally:
-                process.send_signal(signal.SIGINT)
-
-    def read_all(self, url: str) -> Iterator[None]:
-        """A viewer that takes everything and draws nothing."""
-        port = int(url.split(":")[2].strip("/"))
-        asked = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
-        asked.request("GET", "/events")
-        answer = asked.getresponse()
-        while answer.readline() != b"event: points\n":
-            pass
-        taken = [0]
-
-        def take() -> None:
-            while line := answer.readline():
-                taken[0] += len(line)
-
-        threading.Thread(target=take, daemon=True).start()
-        began_s = time.monotonic()
+    def running(self, viewer: Viewer) -> Iterator[None]:
+        """The news of the time since the last turn is sent first, and no part of the turn."""
+        self._process.send_signal(signal.SIGCONT)
+        viewer.wait()
+        before, began_s, taken = self._about.cpu_times(), time.monotonic(), viewer.taken
         yield
-        self.sent_per_s.append(taken[0] / (time.monotonic() - began_s))
-        if not taken[0]:
-            raise RuntimeError("the watcher sent nothing")
+        after, spent_s = self._about.cpu_times(), time.monotonic() - began_s
+        viewer.rates.append((viewer.taken - taken) / spent_s)
+        self._process.send_signal(signal.SIGSTOP)
+        self.cpu_share.append((after.user + after.system - before.user - before.system) / spent_s)
+        self.memory.append(float(self._about.memory_info().rss))
 
-    def drawn(self, url: str) -> Iterator[None]:
-        program = browser()
-        assert program is not None
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-            quiet = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--remote-debugging-port=0"]
-            command = [program, *quiet, f"--user-data-dir={profile}", url]
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-                time.sleep(8)  # until the page is drawn the first time
-                yield
-                process.terminate()
+    def close(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(WAIT_S)
+
+
+class Viewer:
+    """Takes everything and draws nothing."""
+
+    def __init__(self, url: str) -> None:
+        asked = http.client.HTTPConnection("127.0.0.1", int(url.split(":")[2].strip("/")))
+        asked.request("GET", "/events")
+        self._answer = asked.getresponse()
+        self._news = threading.Event()
+        self.taken, self.rates = 0, list[float]()
+        threading.Thread(target=self._take, daemon=True).start()
+
+    def _take(self) -> None:
+        while line := self._answer.readline():
+            self.taken += len(line)
+            if line == b"event: points\n":
+                self._news.set()
+
+    def wait(self) -> None:
+        self._news.clear()
+        if not self._news.wait(WAIT_S):
+            raise RuntimeError(f"the watcher sent nothing within {WAIT_S} s")
+
+
+@contextmanager
+def drawn(url: str) -> Iterator[None]:
+    program = browser()
+    assert program is not None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        quiet = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1280,900", "--remote-debugging-port=0"]
+        command = [program, *quiet, f"--user-data-dir={profile}", url]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            time.sleep(8)  # until the page is drawn the first time
+            yield
+            process.terminate()
 
 
 def browser() -> str | None:
@@ -151,44 +162,52 @@ def make_runs(folder: Path, count: int) -> None:
 
 def measure(report: Report, asked: argparse.Namespace, folder: Path) -> None:
     small = asked.quick or asked.smoke
-    count, turn_s = (5, 2.0) if small else (RUNS, 20.0)
+    count, turn_s = (5, 2.0) if small else (RUNS, 12.0)
     make_runs(folder, count)
-    training, watcher = Training(), Watcher(folder / "runs")
+    training = Training()
     report.conditions = {"runs": count, "events per second and run": EVENTS_PER_S, "seconds a turn": turn_s}
-
-    def without() -> float:
-        return training.rate(turn_s)
-
-    def beside(viewed_by: Callable[[str], Iterator[None]]) -> Callable[[], float]:
-        def turn() -> float:
-            with watcher.running(viewed_by):
-                return training.rate(turn_s)
-
-        return turn
-
-    arms = {"without a watcher": without, "with a watcher and a viewer": beside(watcher.read_all)}
-    if browser() is not None:
-        arms["with the page in Chromium, same machine"] = beside(watcher.drawn)
-    with subprocess.Popen([sys.executable, __file__, WRITE, str(folder / "runs")]) as writer:
+    with subprocess.Popen([sys.executable, __file__, WRITE, str(folder / "runs")], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()  # it writes
+        watcher = Watcher(folder / "runs")
+        viewer = Viewer(watcher.url)
         try:
-            time.sleep(5)
-            training.rate(2.0)
+            arms = arms_of(training, watcher, viewer, turn_s, chromium=asked.chromium)
+            take_turns(arms, 1)
+            for one in (watcher.cpu_share, watcher.memory, viewer.rates):
+                one.clear()
             for name, rates in take_turns(arms, 2 if small else asked.repeats, asked.within).items():
                 report.arm(name, "steps/s", rates)
         finally:
             writer.terminate()
+            watcher.close()
     report.arm("the watcher's share of a core", "", watcher.cpu_share)
     report.arm("the watcher's memory", "MB", [size / 1e6 for size in watcher.memory])
-    report.arm("sent to the viewer", "kB/s", [rate / 1e3 for rate in watcher.sent_per_s])
-    report.ratio(
-        "training next to the watcher, times as fast as without", "with a watcher and a viewer", "without a watcher", 0.99
-    )
+    report.arm("sent to the viewer", "kB/s", [rate / 1e3 for rate in viewer.rates])
+    report.ratio("training next to the watcher, times as fast as without", WITH, WITHOUT, 0.99)
+
+
+def arms_of(
+    training: Training, watcher: Watcher, viewer: Viewer, turn_s: float, *, chromium: bool
+) -> dict[str, Callable[[], float]]:
+    def beside() -> float:
+        with watcher.running(viewer):
+            return training.rate(turn_s)
+
+    def beside_chromium() -> float:
+        with watcher.running(viewer), drawn(watcher.url):
+            return training.rate(turn_s)
+
+    arms: dict[str, Callable[[], float]] = {WITHOUT: lambda: training.rate(turn_s), WITH: beside}
+    return {**arms, "with the page in Chromium, same machine": beside_chromium} if chromium else arms
 
 
 def main() -> int:
     if sys.argv[1:2] == [WRITE]:
         write_forever(Path(sys.argv[2]))
-    asked = options(__doc__, repeats=9).parse_args()
+    parser = options(__doc__, repeats=9)
+    parser.add_argument("--chromium", action="store_true", help="also with the page in Chromium on this machine; has no limit")
+    asked = parser.parse_args()
     report = Report("watch", str(__doc__), torch.device("cpu"))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         measure(report, asked, Path(folder))

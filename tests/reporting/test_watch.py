@@ -20,8 +20,11 @@ from page_curves import chart, curves_in
 from flatout.base.errors import MachineError
 from flatout.base.listening import bound_socket
 from flatout.base.sealed import sealed
+from flatout.reporting.charts import short
 from flatout.reporting.live import stream, watched
 from flatout.reporting.live.address import open_port
+from flatout.reporting.live.news import CurveNews
+from flatout.reporting.live.tail import LogTail
 from flatout.store.lock import RunLock
 from flatout.store.run_folder import RunFolder
 
@@ -64,7 +67,8 @@ def points(events: Iterator[tuple[str, str, Any]]) -> tuple[str, dict[str, Any]]
     for kind, cursor, data in events:
         if kind == "points" and data["news"]:
             (news,) = data["news"].values()
-            return cursor, news["curves"]
+            curves = news["curves"].items()
+            return cursor, {name: {"x": news["steps"], "bad": [], **curve} for name, curve in curves}
     raise AssertionError("the stream ended")
 
 
@@ -128,6 +132,33 @@ def test_a_page_that_is_nowhere_in_the_log_gets_all_of_it(training: RunFolder, c
     with watching(training.path.parent) as watcher, watcher.stream("/events", **{"Last-Event-ID": after}) as events:
         _, _, data = next(event for event in events if event[0] == "whole")
         assert len(data["curves"]["charts"][0]["series"][0]["y"]) == 40
+
+
+def test_many_log_points_at_once_have_the_values_of_the_log(tmp_path: Path) -> None:
+    """Most are read without their JSON: odd ones among them as well as the others."""
+    ordinary = [step(number, loss=number / 7, grad_norm=None, memory_bytes=1 << 40) for number in range(1, 20)]
+    odd = [
+        step(20, loss=None),
+        step(21, loss=float("nan")),
+        step(22, loss=float("-inf")),
+        step(23, loss=-1e-12),
+        step(24, tag="a"),
+    ]
+    written = [sealed(event) for event in [*ordinary, *odd, *ordinary[-2:]]]
+    written[4] = written[4].replace(b"0.714", b"9.714")
+    (tmp_path / "log").write_bytes(b"\n".join(written) + b"\n")
+    read = LogTail(tmp_path / "log").read()
+    assert read is not None and read[4] == {"kind": "damaged"}
+    sent = CurveNews()
+    sent.hear(read)
+    loss = sent.data()["curves"]["loss"]
+    finite = [event for event in [*ordinary[:4], *ordinary[5:], *odd[3:], *ordinary[-2:]]]
+    assert loss["x"] == [event["step"] for event in finite] and loss["bad"] == [20, 21, 22]
+    assert loss["y"] == pytest.approx([event["loss"] for event in finite], rel=1e-4)
+    assert (
+        sent.data()["curves"]["peak memory"]["y"] == [short(float(1 << 40))] * 20
+        and "gradient norm" not in sent.data()["curves"]
+    )
 
 
 def test_a_rollback_and_the_end_of_a_run_are_shown(training: RunFolder, lock: RunLock, log: Callable[..., None]) -> None:

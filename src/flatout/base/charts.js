@@ -174,6 +174,7 @@ const curves = (() => {
         pen = "L";
       }
       const style = { d: path, stroke: colour(series) };
+      if (series.last - series.first > width) style["stroke-width"] = 1;  // a dense curve would be one blot
       if (series.style === "faint") style["stroke-opacity"] = 0.35;
       if (series.style === "dash") style["stroke-dasharray"] = "5 3";
       draw("path", style, inside);
@@ -359,13 +360,13 @@ const curves = (() => {
   // the name of a curve that the page does not have yet, if there is one
   function grow(news) {
     let unknown = "";
-    for (const [id, { clock, curves: own }] of Object.entries(news)) {
+    for (const [id, { steps, clock, curves: own }] of Object.entries(news)) {
       const number = runs.findIndex((run) => run.id === id);
       if (number >= 0) {
         runs[number].steps.push(...clock[0]);
         runs[number].seconds.push(...clock[1]);
       }
-      for (const [name, { x, y, bad }] of Object.entries(own)) {
+      for (const [name, { x = steps, y, bad = [] }] of Object.entries(own)) {
         const series = known.get(`${id} ${name}`);
         if (!series) { unknown = `${id} ${name}`; continue; }
         series.steps.push(...x);

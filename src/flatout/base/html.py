@@ -76,7 +76,7 @@ _CHART_STYLE = """
 .chart figcaption b { flex: 1 0 auto; }
 .chart svg { display: block; width: 100%; touch-action: pan-y; cursor: crosshair; user-select: none; }
 .chart text { font: 12px system-ui, sans-serif; fill: var(--quiet); }
-.chart .grid { stroke: var(--rule); stroke-opacity: .6; } .chart path { fill: none; stroke-width: 1.5; stroke-linejoin: round; }
+.chart .grid { stroke: var(--rule); stroke-opacity: .6; } .chart path { fill: none; stroke-width: 1.5; stroke-linejoin: bevel; }
 .chart .mark { stroke: var(--quiet); stroke-dasharray: 2 3; } .chart .level { stroke-dasharray: 6 4; }
 .chart .brush { fill: var(--c0); fill-opacity: .15; } .chart .cursor { stroke: var(--quiet); }
 .chart .key { font: inherit; border: 0; background: none; padding: 0; color: var(--quiet); cursor: pointer; }
@@ -155,7 +155,7 @@ def _figures(node: Figures) -> str:
 
 
 def _charts(node: Charts) -> str:
-    pictures = "".join(_picture(one) for one in node.pictures)
+    pictures = "".join(_picture(one, ' loading="lazy"') for one in node.pictures)  # the script removes them unseen
     # a data block: browsers do not run it, and without < nothing in it can end it
     data = json.dumps(node.data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return f'<div class="charts">{pictures}</div>\n<script type="application/json" id="curves">{data}</script>'
@@ -196,8 +196,8 @@ def _photo(content: bytes, caption: str) -> str:
     return f'<figure class="photo"><img src="{source}" alt=""><figcaption>{escape(caption)}</figcaption></figure>'
 
 
-def _picture(picture: Picture) -> str:
+def _picture(picture: Picture, when: str = "") -> str:
     """As an <img>, not as markup: browsers run no scripts inside images."""
     source = "data:image/svg+xml;base64," + b64encode(picture.svg.encode()).decode()
     caption = escape(picture.caption)
-    return f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+    return f'<figure><img src="{source}" alt="{caption}"{when}><figcaption>{caption}</figcaption></figure>'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from flatout.reporting.thinning import extremes
 
 _MOST = 200  # points of a curve at a time; a run that logs more often is thinned
 _QUIET = ("step", "evaluation", "checkpoint_saved", "nonfinite")  # what the curves and figures show
+Point = tuple[int, float]
 
 
 class CurveNews:
@@ -23,49 +24,64 @@ class CurveNews:
 
     def __init__(self) -> None:
         self.changes_the_page = False
-        self._clock: list[tuple[int, float]] = []
-        self._points: dict[str, list[tuple[int, float]]] = {}
+        self._log_points: list[Event] = []
+        self._metrics: dict[str, list[Point]] = {}
 
     def hear(self, events: Iterable[Event]) -> None:
         for event in events:
             kind, step = event.get("kind"), event.get("step")
             self.changes_the_page |= kind not in _QUIET
             if kind == "step" and isinstance(step, int):
-                self._log_point(step, event)
+                self._log_points.append(event)
             elif kind == "evaluation" and isinstance(step, int):
                 for name, value in (event.get("metrics") or {}).items():
-                    if "." not in name:
-                        self._add(curve_id(name, is_validation=name == LOSS), step, number_of(value))
-
-    def _log_point(self, step: int, event: Event) -> None:
-        if isinstance(elapsed := event.get("elapsed_s"), int | float):
-            self._clock.append((step, float(elapsed)))
-        for name, chart in LOGGED.items():
-            if name == "samples_per_s" and event.get("tokens_per_s") is not None:
-                continue  # the same curve in another unit
-            value = number_of(event.get(name))
-            # a loss is null if no step since the last log point had a finite one
-            self._add(curve_id(chart), step, math.inf if name == "loss" and math.isnan(value) else value)
-
-    def _add(self, curve: str, step: int, value: float) -> None:
-        if not math.isnan(value):
-            self._points.setdefault(curve, []).append((step, value))
+                    if "." not in name and not math.isnan(number := number_of(value)):
+                        self._metrics.setdefault(curve_id(name, is_validation=name == LOSS), []).append((step, number))
 
     def __bool__(self) -> bool:
-        return bool(self._points)
+        return bool(self._log_points or self._metrics)
 
     def data(self) -> dict[str, Any]:
-        clock = self._clock[:: max(1, len(self._clock) // _MOST)]
-        return {
-            "clock": [[step for step, _ in clock], [short(seconds) for _, seconds in clock]],
-            "curves": {name: _curve(points) for name, points in self._points.items()},
-        }
+        """A curve without `x` has a value at each of the `steps`."""
+        points, curves = self._log_points, {}
+        steps = [event["step"] for event in points]
+        has_tokens = any(event.get("tokens_per_s") is not None for event in points)
+        for name, chart in LOGGED.items():
+            if name == "samples_per_s" and has_tokens:
+                continue  # the same curve in another unit
+            values = [event.get(name) for event in points]
+            # a loss is null if no step since the last log point had a finite one
+            if (curve := _curve(steps, values, null_is_bad=name == "loss")) is not None:
+                curves[curve_id(chart)] = curve
+        for name, metric in self._metrics.items():
+            x, y = zip(*metric, strict=True)
+            if (curve := _curve(x, y)) is not None:
+                curves[name] = {"x": x, **curve}
+        return {"steps": steps, "clock": self._clock(), "curves": curves}
+
+    def _clock(self) -> list[Sequence[float]]:
+        timed = [event for event in self._log_points if isinstance(event.get("elapsed_s"), int | float)]
+        timed = timed[:: max(1, len(timed) // _MOST)]
+        return [[event["step"] for event in timed], [short(float(event["elapsed_s"])) for event in timed]]
 
 
-def _curve(points: list[tuple[int, float]]) -> dict[str, Any]:
-    good = [(step, value) for step, value in points if math.isfinite(value)]
-    bad = [step for step, value in points if not math.isfinite(value)]
+def _curve(steps: Sequence[int], values: Sequence[Any], *, null_is_bad: bool = False) -> Mapping[str, Any] | None:
+    """None: it has no value."""
+    if not values or (not null_is_bad and all(value is None for value in values)):
+        return None
+    if len(values) <= _MOST and all(value.__class__ in (float, int) and value - value == 0 for value in values):
+        return {"y": [short(value) for value in values]}
+    good, bad = list[Point](), list[int]()
+    for step, value in zip(steps, values, strict=True):
+        number = number_of(value)
+        if math.isfinite(number):
+            good.append((step, number))
+        elif null_is_bad or not math.isnan(number):
+            bad.append(step)
+    if not good and not bad:
+        return None
     if len(good) > _MOST:
-        steps, values = (np.array(column, dtype=np.float64) for column in zip(*good, strict=True))
-        good = [good[place] for place in extremes(steps, values, _MOST // 2).tolist()]
-    return {"x": [step for step, _ in good], "y": [short(value) for _, value in good], "bad": bad[:: max(1, len(bad) // _MOST)]}
+        x, y = (np.array(column, dtype=np.float64) for column in zip(*good, strict=True))
+        good = [good[place] for place in extremes(x, y, _MOST // 2).tolist()]
+    drawn = {"x": [step for step, _ in good], "y": [short(value) for _, value in good]}
+    return {**drawn, "bad": bad[:: max(1, len(bad) // _MOST)]} if bad else drawn

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from flatout.runs.scores import overall
 
 _RECENT = 64  # log points that say how fast a run is
 _MOST_METRICS = 4
+_NOTHING: Event = {}
 
 
 class Now:
-    """Call `hear` with the events of a run in order."""
+    """Call `hear` with the events of a run in order. Of log points in a row it needs only the last."""
 
     def __init__(self) -> None:
         self.about: Event = {}
@@ -35,31 +37,37 @@ class Now:
         now = cls()
         recent = log.exact(list(range(max(0, log.count - _RECENT), log.count)))
         steps = [(place + 1, event) for place, event in recent.items()]
-        now.hear(event for _, event in sorted([*steps, *log.others], key=lambda pair: pair[0]))
+        for _, event in sorted([*steps, *log.others], key=lambda pair: pair[0]):
+            now._hear(event)
         return now
 
     @classmethod
     def from_edges(cls, path: Path) -> Now:
         """From the beginning and the end of a log, for a page that has the rest."""
         now = cls()
-        now.hear(edges(path))
+        for event in edges(path):
+            now._hear(event)
         return now
 
-    def hear(self, events: Iterable[Event]) -> None:
-        for event in events:
-            kind = event.get("kind")
-            try:
-                self._left(event)
-            except (KeyError, TypeError, ValueError):
-                self._left = TimeLeft()  # written by another version: the time left is not known then
-            if kind == "planned":
-                self.about = event
-            elif kind == "step":
-                self.step = event
-            elif kind == "evaluation":
-                self.metrics = event.get("metrics") or {}
-            elif kind in ("started", "resumed"):
-                self._total = event.get("total_steps", self._total)
+    def hear(self, events: Sequence[Event]) -> None:
+        for event, following in zip_longest(events, events[1:], fillvalue=_NOTHING):
+            if event.get("kind") != "step" or following.get("kind") != "step":
+                self._hear(event)
+
+    def _hear(self, event: Event) -> None:
+        kind = event.get("kind")
+        try:
+            self._left(event)
+        except (KeyError, TypeError, ValueError):
+            self._left = TimeLeft()  # written by another version: the time left is not known then
+        if kind == "planned":
+            self.about = event
+        elif kind == "step":
+            self.step = event
+        elif kind == "evaluation":
+            self.metrics = event.get("metrics") or {}
+        elif kind in ("started", "resumed"):
+            self._total = event.get("total_steps", self._total)
 
     @property
     def share(self) -> str:

@@ -62,13 +62,12 @@ def page_of_run(run: WatchedRun, *, is_one_of_many: bool) -> LivePage:
     story = read_story(run.folder)
     charts, missing = charts_of([story], [id_of(run.name)])
     now = Now.of(story.log)
-    has_begun = run.folder.begun
     glance: list[Node] = [TextLine("All runs", link="/")] if is_one_of_many else []
     if not run.is_running:
         glance += at_first_glance(story)
-    if has_begun or not run.is_running:  # what is missing in the first moments of a run is still being written
+    if run.has_begun:  # what is missing in the first moments of a run is still being written
         glance += what_is_missing(story, missing)
-    below = below_the_curves(story) if has_begun or not run.is_running else []
+    below = below_the_curves(story) if run.has_begun else []
     before = {GLANCE: Doc(tuple(glance)), NOW: now.doc() if run.is_running else Doc()}
     after, ends = {BELOW: Doc(tuple(below))}, {run.name: story.log.end}
     return LivePage(story.name, before, charts or _NO_CURVES, after, ends, {run.name: now}, training_of([run]))

@@ -180,7 +180,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             after = self.headers.get("Last-Event-ID") or parse_qs(query).get("after", [""])[0]
             self._head(HTTPStatus.OK, "text/event-stream", {})
-            for message in LiveStream(view, after).messages(streams.ended, lambda: self.server.why_ended):
+            stream = LiveStream(view, after)
+            for message in stream.messages(streams.ended, lambda: streams.count, lambda: self.server.why_ended):
                 self.wfile.write(message)
 
     def _say(self, status: HTTPStatus, words: str) -> None:

@@ -23,6 +23,8 @@ from flatout.reporting.live.tail import LogTail
 from flatout.reporting.live.watched import WatchedRun
 
 EVERY_S = 1.0
+_SLOWEST = 5  # times EVERY_S, where a look at many busy runs would otherwise take more than
+_SHARE = 0.005  # of a core, of all viewers together
 _ALIVE_S = 15.0  # so that a viewer who is gone is noticed
 _REST = 20.0  # a page that took a second to make is not made again for 20: the machine is there to train
 _LEAST_REST_S = 2.0
@@ -58,17 +60,19 @@ class LiveStream:
         self._last: dict[str, Any] = {}
         self._said = ""
 
-    def messages(self, ended: Flag, why_ended: Callable[[], str]) -> Iterator[bytes]:
+    def messages(self, ended: Flag, viewers: Callable[[], int], why_ended: Callable[[], str]) -> Iterator[bytes]:
         yield f"retry: {_RETRY_MS}\n\n".encode()
         while not ended.is_set():
-            began_s = time.monotonic()
+            began_s, began_cpu_s = time.monotonic(), time.thread_time()
             for message in self._look():
                 self._spoke_s = began_s
                 yield message
             if began_s - self._spoke_s >= _ALIVE_S:
                 self._spoke_s = began_s
                 yield b": alive\n\n"
-            ended.wait(max(EVERY_S / 5, EVERY_S - (time.monotonic() - began_s)))
+            affordable_s = viewers() * (time.thread_time() - began_cpu_s) / _SHARE
+            apart_s = min(max(EVERY_S, affordable_s), _SLOWEST * EVERY_S)
+            ended.wait(max(EVERY_S / 5, apart_s - (time.monotonic() - began_s)))
         self._not_before_s = 0.0
         yield from self._look()
         yield self._message("bye", {"words": why_ended()})
@@ -96,7 +100,7 @@ class LiveStream:
             yield self._message("points", {"parts": now, "news": news})
 
     def _follow(self, runs: Sequence[WatchedRun], drawn: Sequence[WatchedRun]) -> None:
-        state = [(run.name, run.is_running, run.folder.begun if run.is_running else run.status) for run in drawn]
+        state = [(run.name, run.is_running, run.has_begun if run.is_running else run.status) for run in drawn]
         if state == self._state:
             return
         if self._state is not None:

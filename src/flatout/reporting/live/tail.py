@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from flatout.base.events import Event
 from flatout.base.sealed import read_line
+from flatout.reporting.live.step_lines import StepLines, is_step
 
 _EDGE_BYTES = 32 << 10
 _MOST_BYTES = 4 << 20  # further behind, reading the whole log for its curves is less work
@@ -18,13 +21,16 @@ class LogTail:
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
         self.offset = offset
+        self._name = str(path)
+        self._steps = StepLines()
 
     def read(self) -> list[Event] | None:
         """Whole lines only: a line that is still being written comes later. None: it is not possible to go on from `offset`,
-        as the log is another one or much has come. OSError: the log is gone."""
+        as the log is another one or much has come. OSError: the log is gone. Of log points in a row only the last one has all
+        of its fields; the others have those of curves."""
         if not self._has_more():
             return []
-        with self.path.open("rb") as log:
+        with open(self._name, "rb") as log:
             size = os.fstat(log.fileno()).st_size
             if not self.offset <= size <= self.offset + _MOST_BYTES:
                 return None
@@ -34,11 +40,19 @@ class LogTail:
             block = log.read(size - self.offset)
         whole = block[: block.rfind(b"\n") + 1]
         self.offset += len(whole)
-        return [event for line in whole.split(b"\n")[:-1] if (event := _event(line + b"\n")) is not None]
+        return list(self._events(whole.splitlines(keepends=True)))
+
+    def _events(self, lines: Sequence[bytes]) -> Iterator[Event]:
+        for line, following in zip_longest(lines, lines[1:], fillvalue=b""):
+            if is_step(line) and is_step(following) and (thin := self._steps.curve_fields(line)) is not None:
+                yield thin
+            elif (event := _event(line)) is not None:
+                self._steps.learn(event)
+                yield event
 
     def _has_more(self) -> bool:
         try:
-            return self.path.stat().st_size != self.offset
+            return os.stat(self._name).st_size != self.offset
         except FileNotFoundError:
             if self.offset == 0 and self.path.parent.is_dir():
                 return False  # a run that has not begun to log

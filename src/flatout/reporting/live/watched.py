@@ -30,6 +30,7 @@ class WatchedRun:
     order: int
     result: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
+    has_begun: bool = True
 
     @property
     def is_running(self) -> bool:
@@ -43,6 +44,7 @@ class _Known:
     folder: RunFolder
     created: float
     order: int
+    has_begun: bool = False
     times: tuple[int, int] = (-1, -1)
     status: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -128,20 +130,22 @@ def _opened(path: Path) -> _Known | None:
 
 def _looked_at(name: str, known: _Known) -> WatchedRun:
     folder = known.folder
-    times = _changed(folder.events_path), _changed(folder.path / "result.json")
-    if times != known.times or known.status == _RUNNING:
-        known.times = times
+    times = _changed(f"{folder.path}/events.jsonl"), _changed(f"{folder.path}/result.json")
+    logs_more = times[0] > known.times[0] and times[1] == known.times[1]
+    if not (known.status == _RUNNING and logs_more) and (times != known.times or known.status == _RUNNING):
         try:
             known.status, known.result, known.why = folder.status, folder.result, ""
         except (StoreError, OSError) as error:
             known.status, known.result, known.why = "damaged", {}, str(error)
         if not folder.path.is_dir():
             known.status = "gone"
-    return WatchedRun(name, folder, known.status, known.created, known.order, known.result, known.why)
+    known.times = times
+    known.has_begun = known.has_begun or known.status != _RUNNING or folder.begun
+    return WatchedRun(name, folder, known.status, known.created, known.order, known.result, known.why, known.has_begun)
 
 
-def _changed(path: Path) -> int:
+def _changed(path: Path | str) -> int:
     try:
-        return path.stat().st_mtime_ns
+        return os.stat(path).st_mtime_ns
     except OSError:
         return 0
