@@ -9,11 +9,12 @@ import typer
 from typer.core import TyperGroup
 
 from flatout.base.errors import UsageError
-from flatout.cli import fleet_serve
+from flatout.cli import fleet_choose, fleet_serve
 from flatout.cli.durations import seconds_if
 from flatout.cli.fleet_files import node_labels_of, write_manifest
 from flatout.cli.output import print_json
 from flatout.cli.places import cache_folder
+from flatout.cli.slips import RecipeCommand
 from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ manifests = typer.Typer(
 )
 app.add_typer(manifests, name="manifest")
 manifests.command("serve")(fleet_serve.serve)
+app.command("choose", cls=RecipeCommand)(fleet_choose.choose)
 
 
 @manifests.command("train")

@@ -23,6 +23,16 @@ def daly_interval_s(save_s: float, lost_every_s: float) -> float:
     return math.sqrt(2 * save_s * lost_every_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9)
 
 
+def expected_seconds(work_s: float, save_s: float, interval_s: float, lost_every_s: float, restart_s: float) -> float:
+    """Daly's expected time of `work_s` of work with a save every `interval_s`, and failures that come at random. Infinite if
+    no work is done between two saves."""
+    useful_s = interval_s - save_s
+    if useful_s <= 0:
+        return math.inf
+    exponent = min(interval_s / lost_every_s, 700.0)
+    return lost_every_s * math.exp(min(restart_s / lost_every_s, 700.0)) * math.expm1(exponent) * work_s / useful_s
+
+
 def grace_seconds(save_s: float) -> int:
     """Time for a save in progress, then the save that the signal asks for, then the exit; rounded up to 5 s."""
     return max(_SHORTEST_GRACE_S, 5 * math.ceil((2 * save_s + _LEAVING_S) / 5))
