@@ -96,6 +96,6 @@ def search_of(script: Script, *, goal: str | None = None, margin: float | None =
     said: list[str] = []
     wanted, metrics, limit = parse_goal(goal), metrics_of("classify", margin), TimeLimit(600.0)
     trials = ShrinkTrials(script.ask, metrics, batches, wanted, SOURCE_BYTES, limit, said.append)
-    fallback = Fallback(script.ask, metrics, batches[0], 64, said.append)
+    fallback = Fallback(script.ask, metrics, batches[0], 64, limit, said.append)
     trained = TrainedSteps(script.ask, training_s, limit, said.append)
     return ShrinkSearch(trials, fallback, changes, trained, wanted, batches, limit, said.append)

@@ -147,6 +147,8 @@ def test_a_runtime_that_crashes_in_a_trial_is_rejected_and_the_search_goes_on(
         (["--batch", "few"], "--batch is a number of rows"),
         (["--within", "soon"], "expected a number and a unit"),
         (["--training", "some"], "expected a number and a unit"),
+        (["--slo", "quick"], "expected a latency goal"),
+        (["--slo", "p99 5 ms", "--batch", "8"], "give one of them"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_tried(
@@ -235,6 +237,8 @@ def test_a_run_in_python_as_on_the_command_line(
     assert shrunk.package.path == Path("mine") and shrunk.goal_met and shrunk.kept == ("int8 static",)
     assert str(shrunk) == f"mine: {shrunk.sentence}"
     assert shrunk.about["batches"][0] == 1 < shrunk.about["batches"][1] <= 256, "and what the goal permits"
+    served = fo.shrink(run, "served", margin=1.0, slo="p99 2 ms", training="off", cache=Path("cache"))
+    assert served.about["batches"][0] == 1 < served.about["batches"][1] and served.about["goal"]["kind"] == "speed"
     with pytest.raises(UsageError, match="shrink takes a run or a package"):
         fo.shrink(3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--batch takes numbers of rows"):

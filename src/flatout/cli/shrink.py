@@ -36,8 +36,15 @@ def shrink(
     batch: Annotated[
         str | None,
         typer.Option(
-            "--batch", help="Rows in a call, as they are served: 64, or 1,64. Default: 1, and with a goal of latency also what "
-            "that permits.", show_default=False,
+            "--batch", help="Rows in a call, as they are served: 64, or 1,64. Default: 1, and with --slo or a goal of latency "
+            "also what that permits.", show_default=False,
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            "--slo", help="The latency goal that it will be served with, such as 'p99 50 ms': says which --batch counts.",
+            show_default=False,
         ),
     ] = None,
     data: Annotated[
@@ -74,7 +81,7 @@ def shrink(
         check_page_path(html)
     check_is_new(out)
     sizes = None if batch is None else _sizes(batch)
-    request = ShrinkRequest.read(goal, margin, sizes, data, within, training, device)
+    request = ShrinkRequest.read(goal, margin, sizes, data, within, training, device, slo)
     _, folder = package_folder(model, runs, _say)
     say = (lambda line: None) if quiet else _say
     made = make_smaller(open_package(folder), out, request, cache=cache_folder(), say=say)

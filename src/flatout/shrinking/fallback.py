@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flatout.base.answering_child import NoAnswer
+from flatout.measure.time_limit import TimeLimit
 from flatout.shrinking.metric import Costs, Metric
 from flatout.shrinking.rows import TUNING
 from flatout.shrinking.step import ShrinkStep, ShrinkSteps
@@ -41,9 +42,17 @@ class LayerCost:
 
 
 class Fallback:
-    def __init__(self, ask: Ask, metrics: Sequence[Metric], batch: int, judged_batch: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        metrics: Sequence[Metric],
+        batch: int,
+        judged_batch: int,
+        time_limit: TimeLimit,
+        say: Callable[[str], None],
+    ) -> None:
         self._ask, self._metrics, self._batch, self._judged_batch = ask, tuple(metrics), batch, judged_batch
-        self._say = say
+        self._time_limit, self._say = time_limit, say
         self._source: Costs | None = None
         self.orders: dict[str, list[LayerCost]] = {}  # by change
 
@@ -57,7 +66,7 @@ class Fallback:
             order = [one.layer for one in self.orders[key]]
             for count in range(len(step.floats) + 1, len(layers)):
                 wider = replace(step, floats=tuple(order[:count]))
-                if count > len(order):
+                if count > len(order) or self._time_limit.is_over:
                     return None
                 if self._is_promising((*before, wider)):
                     return wider
@@ -70,6 +79,9 @@ class Fallback:
         whole = self._made((*before, step), f"{_NAME}-none")
         found = []
         for place, layer in enumerate(layers):
+            if self._time_limit.is_over:
+                self._say(f"  no time for the other {len(layers) - place} layers")
+                break
             name = f"{_NAME}-{place}"
             error = self._made((*before, replace(step, floats=(layer,))), name)
             question = {"ask": "time", "first": name, "second": f"{_NAME}-none", "batch": self._batch, "turns": _LAYER_TURNS}

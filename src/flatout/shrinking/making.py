@@ -25,7 +25,6 @@ from flatout.packaging.parity import TOLERANCES
 from flatout.packaging.program import Program
 from flatout.shrinking.about import ShrinkBasis, about_of, described
 from flatout.shrinking.fallback import Fallback
-from flatout.shrinking.goal import ShrinkGoal
 from flatout.shrinking.metric import metrics_of
 from flatout.shrinking.request import ShrinkRequest
 from flatout.shrinking.rows import RowSets, rows_of_file, rows_of_run
@@ -83,10 +82,10 @@ def make_smaller(
         start = _started(workshop, (request.batches or (1,))[0])
         runtime = min(start["seconds"], key=lambda name: start["seconds"][name])
         workshop.serve_with(runtime)
-        batches, goal = request.batches or _usual_batches(workshop, request.goal), request.goal
+        batches, goal = request.batches or _usual_batches(workshop, request.served_within_s), request.goal
         basis = ShrinkBasis(package, rows, metrics, batches, goal, runtime, start, device, of_programs)
         trials = ShrinkTrials(workshop.ask, metrics, batches, goal, start["bytes"], limit, say)
-        fallback = Fallback(workshop.ask, metrics, batches[0], max(JUDGED_BATCH, *batches), say)
+        fallback = Fallback(workshop.ask, metrics, batches[0], max(JUDGED_BATCH, *batches), limit, say)
         trained = TrainedSteps(workshop.ask, request.training_s, limit, say)
         search = ShrinkSearch(trials, fallback, start["changes"], trained, goal, batches, limit, say)
         receipt = search.run()
@@ -105,12 +104,12 @@ def make_smaller(
     return Shrunk(shrunk, receipt, about, tuple(names), verdict["sentence"], verdict["goal_met"], search.is_interrupted)
 
 
-def _usual_batches(workshop: Workshop, goal: ShrinkGoal) -> tuple[int, ...]:
-    """One row; and with a goal of latency as many as a server that keeps it runs together, if that is more."""
-    if goal.kind != "latency":
+def _usual_batches(workshop: Workshop, within_s: float | None) -> tuple[int, ...]:
+    """One row; and with a latency goal as many as a server that keeps it runs together, if that is more."""
+    if within_s is None:
         return (1,)
     try:
-        most = int(workshop.ask({"ask": "permitted", "most_s": _OF_GOAL * goal.amount}, _START_S)["batch"])
+        most = int(workshop.ask({"ask": "permitted", "most_s": _OF_GOAL * within_s}, _START_S)["batch"])
     except NoAnswer as none:
         raise MachineError(f"the package can't be run: {none}") from none
     return (1, most) if most > 1 else (1,)

@@ -27,6 +27,7 @@ def shrink(
     within: str = WITHIN,
     training: str | None = None,
     device: str = "cpu",
+    slo: str | None = None,
     runs: Path | str = "runs",
     cache: Path | str | None = CACHE,
     say: Callable[[str], None] = lambda line: None,
@@ -35,15 +36,16 @@ def shrink(
 
     `model`: a run, a package, the folder of one, a run's name in `runs`, or "last". A run is exported first.
     `goal`: "speed 2x", "size 4x", "p99 5 ms"; without one, as fast as it gets. `margin`: points of accuracy or AUC, nats of
-    loss, percent of an error. `batch`: rows in a call as they are served, 64 or (1, 64); by default 1 and, with a goal of
-    latency, what that permits. `data`: labelled rows to judge by, other than the run's own. No new try starts after `within`.
-    `training`: how long smaller models may be trained, together, by default half of `within`; "off": not at all.
+    loss, percent of an error. `batch`: rows in a call as they are served, 64 or (1, 64); by default 1 and, with a latency as
+    `slo` of the service or as `goal`, what that permits. `data`: labelled rows to judge by, other than the run's own. No new
+    try starts after `within`. `training`: how long smaller models may be trained, together, by default half of `within`;
+    "off": not at all.
     `device`: that serves it, "cpu" or "cuda".
 
     `shrunk.package` answers as any package, `shrunk.sentence` says what came out, and `shrunk.goal_met` whether that is what
     was asked for. Without a change that is faster and proven as accurate, the package holds the model as it was.
     """
-    request = ShrinkRequest.read(goal, margin, batch, data, within, training, device)
+    request = ShrinkRequest.read(goal, margin, batch, data, within, training, device, slo)
     kept = None if cache is None else Path(cache)
     return make_smaller(_packaged(model, Path(runs), kept, say), Path(out), request, cache=kept, say=say)
 

@@ -27,8 +27,9 @@ def costs_of(objective: str, run: Run, rows: Batch, size: int) -> Costs:
     pieces: dict[str, list[Tensor]] = {}
     for start in range(0, len(rows["y"]), size):
         part = slice(start, start + size)
-        made = {name: one.cpu() for name, one in run({name: rows[name][part] for name in names}).items()}
-        for name, column in _OF[objective](made, rows["y"][part]).items():
+        made = run({name: rows[name][part] for name in names})
+        where = next(iter(made.values())).device  # the probabilities of all tokens are too many to copy from a GPU
+        for name, column in _OF[objective](made, rows["y"][part].to(where)).items():
             pieces.setdefault(name, []).append(column.double().cpu())
     return {name: torch.cat(some).numpy().astype(np.float64) for name, some in pieces.items()}
 
