@@ -13,7 +13,7 @@ import pytest
 from commands import Command
 
 from flatout.base.errors import FlatoutError, UsageError
-from flatout.fleet.choosing import MeasuredOn, Offer, TrainingAsked, calibration, meeting, offers
+from flatout.fleet.choosing import MeasuredOn, TrainingOffer, TrainingAsked, calibration, meeting, offers
 from flatout.fleet.choosing_service import serving_offers
 from flatout.fleet.interruptions import daly_interval_s, expected_seconds
 from flatout.fleet.prices import MachineOffer, PriceList, read_prices, said_prices
@@ -106,8 +106,8 @@ def test_spot_asks_for_saves() -> None:
 
 
 def test_the_cheapest_within_the_deadline_or_the_nearest() -> None:
-    def offer(name: str, seconds: float, price: float) -> Offer:
-        return Offer(MachineOffer(name, "h100", (1,), 1.0), 1, False, seconds=seconds, price=price)
+    def offer(name: str, seconds: float, price: float) -> TrainingOffer:
+        return TrainingOffer(MachineOffer(name, "h100", (1,), 1.0), 1, False, seconds=seconds, price=price)
 
     found = [offer("slow", 300, 1), offer("middle", 200, 2), offer("fast", 100, 9)]
     assert [one and one.machine.name for one in meeting(found, None)] == ["slow", None]

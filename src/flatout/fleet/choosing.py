@@ -71,7 +71,7 @@ class MeasuredOn:
 
 
 @dataclass(frozen=True)
-class Offer:
+class TrainingOffer:
     """A machine with a number of devices, and what the training takes there. `problem`: why that is not known or impossible."""
 
     machine: MachineOffer
@@ -102,7 +102,7 @@ def calibration(asked: TrainingAsked, measured: MeasuredOn | None) -> float:
     return measured.rate / found.fitting[0].rate
 
 
-def offers(asked: TrainingAsked, prices: PriceList, measured: MeasuredOn | None = None) -> list[Offer]:
+def offers(asked: TrainingAsked, prices: PriceList, measured: MeasuredOn | None = None) -> list[TrainingOffer]:
     """Every machine, count and kind of price; those that can do it by price, then the others."""
     desk = _Desk(asked, prices.co2_kg_per_kwh, measured, calibration(asked, measured))
     found = [one for machine in prices.machines for one in desk.offers_of(machine)]
@@ -116,9 +116,9 @@ class _Desk:
     measured: MeasuredOn | None
     factor: float
 
-    def offers_of(self, machine: MachineOffer) -> Iterator[Offer]:
+    def offers_of(self, machine: MachineOffer) -> Iterator[TrainingOffer]:
         for count in machine.counts:
-            plain = Offer(machine, count, spot=machine.per_hour is None)
+            plain = TrainingOffer(machine, count, spot=machine.per_hour is None)
             rate, layout, per_node, problem = self._rate(machine, count)
             if rate is None:
                 yield replace(plain, problem=problem)
@@ -148,7 +148,7 @@ class _Desk:
             return None, "", 1, f"does not fit: {why or found.rejected[0].why}"
         return self.factor * found.fitting[0].rate, found.fitting[0].layout.mesh, cluster.network.per_node, ""
 
-    def _priced(self, offer: Offer, per_hour: float, slower: float = 1.0) -> Offer:
+    def _priced(self, offer: TrainingOffer, per_hour: float, slower: float = 1.0) -> TrainingOffer:
         assert offer.rate is not None
         seconds = slower * self.asked.units / offer.rate
         hours = seconds / 3600 * offer.devices
@@ -157,7 +157,7 @@ class _Desk:
         grid = None if kwh is None or self.co2_kg_per_kwh is None else kwh * self.co2_kg_per_kwh
         return replace(offer, seconds=seconds, price=hours * per_hour, kwh=kwh, co2_kg=grid)
 
-    def _watts(self, offer: Offer) -> float | None:
+    def _watts(self, offer: TrainingOffer) -> float | None:
         """Of one device: by the price list, else as measured on this kind."""
         if offer.machine.watts is not None:
             return offer.machine.watts
@@ -166,7 +166,7 @@ class _Desk:
             return None
         return measured.watts / (1 if measured.kind == CPU else measured.devices)
 
-    def _on_spot(self, offer: Offer, per_hour: float, nodes: int) -> Offer:
+    def _on_spot(self, offer: TrainingOffer, per_hour: float, nodes: int) -> TrainingOffer:
         machine = offer.machine
         if machine.lost_every_s is None:
             return replace(offer, problem="not known: how long a spot node lasts; set lost_every")
@@ -181,7 +181,7 @@ class _Desk:
         return replace(found, interruptions=found.seconds / lost.lost_every_s, save_every_s=interval_s)
 
 
-def meeting(found: Sequence[Offer], deadline_s: float | None) -> tuple[Offer | None, Offer | None]:
+def meeting(found: Sequence[TrainingOffer], deadline_s: float | None) -> tuple[TrainingOffer | None, TrainingOffer | None]:
     """The cheapest that ends within the deadline; and where none does, the nearest: the fastest of all."""
     possible = [one for one in found if one.seconds is not None and one.price is not None]
     within = [one for one in possible if deadline_s is None or (one.seconds or 0.0) <= deadline_s]

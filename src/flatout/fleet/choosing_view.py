@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine
 from flatout.base.units import show_count, show_rate, show_seconds
-from flatout.fleet.choosing import ERROR, MeasuredOn, Offer, TrainingAsked, meeting
+from flatout.fleet.choosing import ERROR, MeasuredOn, TrainingOffer, TrainingAsked, meeting
 
 _COLUMNS = (
     TableColumn("name", "machine"),
@@ -25,7 +25,7 @@ _COLUMNS = (
 
 def chosen_doc(
     asked: TrainingAsked,
-    found: Sequence[Offer],
+    found: Sequence[TrainingOffer],
     *,
     currency: str,
     deadline_s: float | None,
@@ -55,7 +55,7 @@ def chosen_doc(
     return Doc(nodes)
 
 
-def _row(one: Offer, unit: str, currency: str) -> dict[str, Any]:
+def _row(one: TrainingOffer, unit: str, currency: str) -> dict[str, Any]:
     def cell(value: float | None, shown: str) -> Cell:
         return Cell(value, "" if one.problem else "?" if value is None else shown)
 
@@ -80,7 +80,11 @@ def money(amount: float, currency: str) -> str:
 
 
 def _best(
-    found: Sequence[Offer], chosen: Offer | None, nearest: Offer | None, deadline_s: float | None, currency: str
+    found: Sequence[TrainingOffer],
+    chosen: TrainingOffer | None,
+    nearest: TrainingOffer | None,
+    deadline_s: float | None,
+    currency: str,
 ) -> list[str]:
     possible = [one for one in found if one.seconds is not None and one.price is not None]
     if not possible:
@@ -102,11 +106,11 @@ def _best(
     return lines
 
 
-def _told(one: Offer, currency: str) -> str:
+def _told(one: TrainingOffer, currency: str) -> str:
     return f"{one.name}, {show_seconds(one.seconds or 0.0)}, {money(one.price or 0.0, currency)}"
 
 
-def _unknown(found: Sequence[Offer], measured: MeasuredOn | None, factor: float) -> list[str]:
+def _unknown(found: Sequence[TrainingOffer], measured: MeasuredOn | None, factor: float) -> list[str]:
     notes = []
     if measured is not None and factor != 1.0:
         notes.append(f"rates are estimates, corrected by {factor:.3g}x: what was {measured.words} over its estimate")
