@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import gzip
 import inspect
 import json
@@ -43,6 +44,8 @@ from flatout.engine.settings import Settings
 from flatout.measure.ledger import ROWS
 from flatout.models.build import BUILDERS
 from flatout.objectives.build import OBJECTIVES
+from flatout.pipelines.asked.reading import pipeline_from
+from flatout.pipelines.asked.stage_kinds import COMMON_KEYS, STAGE_KINDS, ColumnRule, PipelineKeys
 from flatout.recipe.load import read_recipe, recipe_from
 from flatout.recipe.schema import Recipe
 
@@ -285,6 +288,19 @@ def test_arguments_in_python(section: str, function: Any) -> None:
     assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(arguments(function))
 
 
+def test_keys_of_stages() -> None:
+    page = Page(ROOT / "docs" / "pipeline.md")
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \|([^|]*)\|$", page.section("Stages"), re.MULTILINE)
+    assert [kind for kind, _ in rows] == list(STAGE_KINDS)
+    for kind, keys in rows:
+        own = {one.name for one in dataclasses.fields(STAGE_KINDS[kind])} - set(COMMON_KEYS) - {kind}
+        assert set(re.findall(r"`(\w+)`", keys)) == own, kind
+    written = {word for word in page.inline() if re.fullmatch(r"[a-z_]+", word)}
+    assert {*COMMON_KEYS, *(one.name for one in dataclasses.fields(PipelineKeys))} <= written
+    shown = yaml.safe_load("\n".join(page.blocks("yaml")[1:]))["stages"]["calls"]["expect"]
+    assert {key for rule in shown.values() for key in rule} == {one.name for one in dataclasses.fields(ColumnRule)}
+
+
 def test_steps_of_columns() -> None:
     assert first_column(GUIDE.section("Steps of columns")) == [*NUMBER_STEPS, *CATEGORY_STEPS, *DATE_STEPS]
 
@@ -433,6 +449,9 @@ def test_code_of_other_trainers_runs(library: str, place: Path) -> None:
 def test_yaml_blocks_validate(page: Page, place: Path) -> None:
     for block in page.blocks("yaml"):
         for written in yaml.safe_load_all(block):
+            if "stages" in written:
+                pipeline_from(written, place / "pipeline.yaml")
+                continue
             recipe_from({**BASE, **written}, place)
             if "data" in written and "pretrained" not in written.get("model", ""):  # whose model may be a download
                 assert len(parse_data(written["data"], place, place / "cache").train) > 0
@@ -458,7 +477,10 @@ def test_the_shell_session_of_the_readme(place: Path) -> None:
 # ---- examples ----
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".yaml", ".py")))
+RECIPES = [path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".yaml", ".py") and path.stem != "pipeline"]
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))  # the pipeline runs in tests/pipelines
 def test_examples_run(name: str, place: Path) -> None:
     shutil.copy(ROOT / "examples" / name, place / name)
     smaller = ["model.layers=1", "model.width=12", "data.window=32"] if name.startswith("shakespeare") else []

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from enum import Enum
+from pathlib import Path
 from types import TracebackType
 from typing import IO
 
@@ -39,6 +40,7 @@ class Child:
 
     A foreground child shares the terminal, Ctrl-C and stdin with this process, and its background processes outlive it.
     Any other child has its own session: Ctrl-C reaches only this process, which then ends the child.
+    `output` and `errors` may be open files, whose ends `printed` does not know. `folder`: where the child starts.
     """
 
     def __init__(
@@ -46,11 +48,12 @@ class Child:
         command: Sequence[str],
         *,
         given: str = "",
-        output: Printed = Printed.KEPT,
-        errors: Printed = Printed.KEPT,
+        output: Printed | IO[bytes] = Printed.KEPT,
+        errors: Printed | IO[bytes] = Printed.KEPT,
         passed: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
         foreground: bool = False,
+        folder: Path | None = None,
     ) -> None:
         self._pid: int | None = None
         self._code: int | None = None
@@ -80,9 +83,12 @@ class Child:
                 pass_fds=(theirs.fileno(), *passed),
                 env=environment,
                 start_new_session=not foreground,
+                cwd=folder,
             )
 
-    def _target(self, name: str, printed: Printed) -> IO[bytes] | int | None:
+    def _target(self, name: str, printed: Printed | IO[bytes]) -> IO[bytes] | int | None:
+        if not isinstance(printed, Printed):
+            return printed
         return {Printed.KEPT: self._files.get(name), Printed.SHOWN: None, Printed.DROPPED: subprocess.DEVNULL}[printed]
 
     def __enter__(self) -> Child:

@@ -23,6 +23,7 @@ from flatout.cli import (
     load,
     machine,
     packages,
+    pipeline,
     receipt,
     report,
     runs,
@@ -67,6 +68,7 @@ app.command("export")(packages.export)
 app.command("why")(packages.why)
 app.command("shrink")(shrink.shrink)
 app.command("gate")(gate.gate)
+app.command("pipeline")(pipeline.pipeline)
 app.command("serve")(serve.serve)
 app.command("load")(load.load)
 app.command("completion")(completion.completion)

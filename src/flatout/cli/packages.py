@@ -77,13 +77,18 @@ def export(
 def why(package: PackagePath, as_json: Json = False) -> None:
     """Show where a package comes from: its run, plan, recipe and data, and whether the run still exists.
 
-    Example: flatout why package/
+    If a pipeline made it, also the stages behind it: gate, run, code, data.
+
+    Example: flatout why production/current
     """
-    from flatout.base.tree import to_data, to_text
+    from flatout.base.tree import Doc, TextLine, to_data, to_text
     from flatout.packaging.package import open_package
     from flatout.packaging.verbs import why as lineage
+    from flatout.pipelines.stages.lineage import lineage_beside, lineage_nodes
 
     doc = lineage(open_package(package))
+    if (made := lineage_beside(package)) is not None:
+        doc = Doc((*doc.nodes, TextLine(), *lineage_nodes(made)))
     print_json(to_data(doc)) if as_json else print(to_text(doc))
 
 
