@@ -297,3 +297,141 @@ _edit("other delimiter", "shop/loading.py", 'DELIMITER = ","', 'DELIMITER = ";" 
 MUTATIONS.append(Mutation("environment variable that is read", "SHOP_PRECISION", "", "1", variable=True))
 MUTATIONS.append(Mutation("environment variable that chooses a module", "SHOP_PLUGIN", "", "beta", variable=True))
 MUTATIONS.append(Mutation("environment variable that nothing reads", "SHOP_COLOUR", "", "red", variable=True))
+
+
+# written when the work on the first two halves was done, and run once
+SEEN = len(MUTATIONS)
+
+_edit("rate of a schedule", "shop/optim.py", "RATE = 0.9", "RATE = 0.8")
+_edit("counter of a closure starts elsewhere", "shop/optim.py", "    taken = 0", "    taken = 1")
+_edit("docstring added to a class", "shop/model.py", "class Ensemble:\n", 'class Ensemble:\n    """Several models."""\n\n')
+_edit(
+    "docstring added to a method",
+    "shop/model.py",
+    "def forward(self, x):\n        return x * x",
+    'def forward(self, x):\n        """Squares."""\n        return x * x',
+)
+_edit("comment behind a decorator", "shop/wrapped.py", "@twice\ndef area", "@twice  # doubles\ndef area")
+_edit("local in a wrapper renamed", "shop/decorators.py", "bound = 7 * FACTOR", "bound = 7 * FACTOR  # rows")
+_edit(
+    "local of a factory of decorators renamed",
+    "shop/decorators.py",
+    "    bound = 7 * FACTOR\n\n    @functools.wraps(function)\n    def wrapper(values):\n        return function(values[:bound])",  # noqa: E501
+    "    most = 7 * FACTOR\n\n    @functools.wraps(function)\n    def wrapper(values):\n        return function(values[:most])",
+)
+_edit("bound of a wrapper", "shop/decorators.py", "bound = 7 * FACTOR", "bound = 2 * FACTOR")
+_edit(
+    "import renamed with its uses",
+    "shop/features.py",
+    "from shop import stats as st\n",
+    "from shop import stats as st  # statistics\n",
+)
+_edit("helper inlined", "shop/half_used.py", "return _inner(x) * TWO", "return min(x, 100) * TWO")
+_edit(
+    "helper split in two",
+    "shop/stats.py",
+    "def center(values):\n    middle = mean(values)",
+    "def _middle(values):\n    return mean(values)\n\n\ndef center(values):\n    middle = _middle(values)",
+)
+_edit(
+    "unused helper added to a used module",
+    "shop/stats.py",
+    "def spread(values):",
+    "def smallest(values):\n    return min(values)\n\n\ndef spread(values):",
+)
+_edit("unused constant added", "shop/loading.py", 'DELIMITER = ","', 'DELIMITER = ","\nENCODING = "utf-8"')
+_edit(
+    "unused class added",
+    "shop/enums.py",
+    "class Spare(enum.Enum):",
+    "class Other(enum.Enum):\n    Y = 2\n\n\nclass Spare(enum.Enum):",
+)
+_edit(
+    "unused method added",
+    "shop/model.py",
+    "    def __len__(self):",
+    "    def first(self):\n        return self.members[0]\n\n    def __len__(self):",
+)
+_edit("unused method of a plain class changed", "shop/model.py", "return len(self.members)", "return len(self.members) + 1")
+_edit("member of an enumeration that is used by its name", "shop/enums.py", "LOW = 1", "LOW = 2")
+_edit("value of a mode", "shop/enums.py", 'A = "a"', 'A = "aa"')
+_edit("rule of a mode's method", "shop/enums.py", "return self.value * 2", "return self.value * 3")
+_edit("field's type", "shop/config.py", "width: int = 8", "width: float = 8")
+_edit("field's default that is always given", "shop/config.py", "width: int = 8", "width: int = 9")
+_edit("method of a dataclass", "shop/config.py", "return self.width * self.depth", "return self.width + self.depth")
+_edit("a key more in the result", "shop/config.py", '"area": config.area()}', '"area": config.area(), "kind": 1}')
+_edit(
+    "layout of a table",
+    "shop/losses.py",
+    'LOSSES = {"squared": squared, "absolute": absolute}',
+    'LOSSES = {\n    "squared": squared,\n    "absolute": absolute,\n}',
+)
+_edit("a loss more", "shop/losses.py", '"absolute": absolute}', '"absolute": absolute, "hinge": _hinge}')
+_edit(
+    "a loss that is not asked for",
+    "shop/losses.py",
+    "return sum(abs(v) for v in values)",
+    "return sum(abs(v) for v in values) + 1",
+)
+_edit("power of a loss", "shop/losses.py", "POWER = 2", "POWER = 3")
+_edit(
+    "variable of a generator renamed",
+    "shop/losses.py",
+    'sum(activations.apply("relu", v) ** POWER for v in values)',
+    'sum(activations.apply("relu", one) ** POWER for one in values)',
+)
+_edit("slope of an activation", "shop/activations.py", "LEAK = 0.1", "LEAK = 0.2")
+_edit(
+    "docstring in a module that getattr takes from",
+    "shop/activations.py",
+    "def identity(x):\n",
+    'def identity(x):\n    """As it is."""\n',
+)
+_edit(
+    "function added where getattr takes from",
+    "shop/activations.py",
+    "def identity(x):",
+    "def tanh(x):\n    return x\n\n\ndef identity(x):",
+)
+_edit("a plugin more", "shop/plugins/gamma.py", "", "def transform(x):\n    return 0\n")
+_edit("effect of a plugin that is not loaded", "shop/plugins/beta.py", "def transform", "print('beta')\n\n\ndef transform")
+_edit("message of an error", "shop/late/__init__.py", "raise AttributeError(name)", "raise AttributeError(name + '?')")
+_edit("another lazy value", "shop/lazy.py", "late.deep(2)", "late.deep(3)")
+_edit(
+    "step that calls another module",
+    "shop/steps/scale.py",
+    "return [value * BY for value in values]",
+    "return [value * BY for value in reversed(values)]",
+)
+_edit("steps imported in another order", "shop/steps/__init__.py", "import clip, rank, scale", "import scale, rank, clip")
+_edit("a step is no longer imported", "shop/steps/__init__.py", "import clip, rank, scale", "import clip, scale")
+_edit("an order that leaves one out", "shop/registry.py", '["scale", "clip"]', '["scale"]')
+_edit("a list written as a tuple", "shop/registry.py", '["scale", "clip"]', '("scale", "clip")')
+_edit("text of the report's keys", "main.py", '"steps_taken"', '"taken"')
+_edit("unused import in the entry", "main.py", "import sys\n", "import sys\nimport time\n")
+_edit("function of the entry renamed", "main.py", "def debug_main():", "def debug():")
+_edit("call order in the entry", "main.py", "    bump()\n    out", "    bump()\n    bump()\n    out")
+_edit("blank in a data file", "data/items.csv", "3.0,1", "3.0, 1")
+_edit("row more in a data file", "data/items.csv", "10.0,3", "10.0,3\n4,4")
+_edit("another key in the weights", "data/weights.json", '"b"', '"c"')
+_edit("layout of the weights", "data/weights.json", '{"a": 0.5, ', '{"a":  0.5, ')
+_edit("a rule more", "data/rules/fourth.json", "", '{"value": 9}\n')
+_edit("a file more that nothing reads", "data/more.csv", "", "a\n")
+_edit("a script more that nothing runs", "tools/other.py", "", "print(1)\n")
+_edit("comment in a subprocess", "tools/prepare.py", "import helper_lib", "import helper_lib  # beside it")
+_edit("value in a subprocess", "tools/helper_lib.py", "return START + 1", "return START + 2")
+_edit("a branch that is never taken", "shop/patterns.py", 'return "other"', 'return "something"')
+_edit(
+    "operator that is never used",
+    "shop/operators.py",
+    "    def __call__(self, value):",
+    "    def __and__(self, other):\n        return self\n\n    def __call__(self, value):",
+)
+_edit("literal as a sum", "shop/operators.py", "BASE = 100", "BASE = 99 + 1")
+_edit("a name of the standard library instead", "shop/operators.py", "_add = operator.add", "_add = operator.sub")
+_edit("shape's method that all call", "shop/shapes.py", "return self.side ** 2", "return self.side ** 3")
+_edit("shape renamed", "shop/shapes.py", "class Circle(Shape)", "class Disc(Shape)")
+_edit("another default of a global", "shop/state.py", "_count = 5", "_count = 6")
+_edit("reset that is not called", "shop/state.py", "_count = IDLE_STEP", "_count = IDLE_STEP + 1")
+_edit("precision used only here", "shop/rounding.py", "round(value + OFFSET, PRECISION)", "round(value + OFFSET, 1)")
+_edit("truncation that nothing uses", "shop/rounding.py", "return int(value * _SCALES", "return int(2 * value * _SCALES")

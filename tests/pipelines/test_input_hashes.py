@@ -20,7 +20,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     digests = remembered.digests_of_files
 
-    def counted(files: dict[str, Path]) -> object:
+    def counted(files: dict[str, str]) -> object:
         found.extend(files)
         return digests(files)
 

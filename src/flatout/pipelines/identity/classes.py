@@ -27,6 +27,7 @@ class ClassCode:
     item: Item
     header: tuple[ast.AST, ...]
     members: tuple[Member, ...]
+    is_open: bool
 
 
 def class_code(
@@ -39,13 +40,33 @@ def class_code(
     for index, one in enumerate(without_docstring(node.body)):
         names = frozenset(names_in([one]).kinds)
         if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
-            always = has_open_base or _is_special(one.name) or not harmless.statement(one)
+            always = has_open_base or _is_called_by_others(one.name) or not harmless.statement(one)
         else:
             always = (
                 attributes_are_read or has_open_base or any(map(_is_special, names)) or not names or not harmless.statement(one)
             )
         members.append(Member(index, one, names, always))
-    return ClassCode(module, item, (*node.decorator_list, *node.bases, *node.keywords), tuple(members))
+    return ClassCode(
+        module, item, (*node.decorator_list, *node.bases, *node.keywords), tuple(members), has_open_base or attributes_are_read
+    )
+
+
+# methods that libraries call on objects of any class: files, models, iterators, handlers
+_OF_PROTOCOLS = {
+    "read", "write", "flush", "close", "readline", "readlines", "writelines", "seek", "tell", "fileno", "isatty",
+    "truncate", "writable", "readable", "seekable", "getvalue", "fit", "predict", "transform", "fit_transform",
+    "predict_proba", "inverse_transform", "partial_fit", "score", "get_params", "set_params", "decision_function",
+    "forward", "backward", "step", "zero_grad", "state_dict", "load_state_dict", "parameters", "train", "eval",
+    "collate", "sample", "run", "start", "stop", "setup", "teardown", "emit", "handle", "format", "filter", "update",
+    "reset", "send", "throw", "next", "get", "put", "pop", "items", "keys", "values", "encode", "decode", "default",
+    "convert", "process", "execute", "connect", "cursor", "commit", "rollback", "acquire", "release", "notify",
+    "callback",
+}  # fmt: skip
+_OF_PREFIXES = ("on_", "visit_", "do_", "handle_", "test", "generic_", "leave_", "before_", "after_")
+
+
+def _is_called_by_others(name: str) -> bool:
+    return _is_special(name) or name in _OF_PROTOCOLS or name.startswith(_OF_PREFIXES)
 
 
 def _is_special(name: str) -> bool:

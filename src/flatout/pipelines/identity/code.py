@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flatout.base.errors import UsageError
 from flatout.pipelines.identity.dynamic import follow_dynamic
-from flatout.pipelines.identity.hashing import digest_of, digest_of_bytes
+from flatout.pipelines.identity.hashing import digest_of, digest_of_bytes, digests_of_files
 from flatout.pipelines.identity.inputs import InputHashes
 from flatout.pipelines.identity.modules import Item
 from flatout.pipelines.identity.normal import normal_digest
@@ -58,9 +58,13 @@ def code_identity(
     The code is only read: nothing of it is imported, and nothing runs.
     """
     files = CodeFiles(root, outputs)
-    reach = Reach(files, environment, (follow_dynamic, follow_variables, follow_reads))
-    _begin(reach, entry)
-    reach.run()
+    while True:
+        known = len(files.places), len(files.folders)
+        reach = Reach(files, environment, (follow_dynamic, follow_variables, follow_reads))
+        _begin(reach, entry)
+        reach.run()
+        if known == (len(files.places), len(files.folders)):
+            break  # else code changes where it looks for modules or files: look again
     parts = tuple(sorted({*_code_parts(reach), *_other_parts(reach, hashes)}, key=lambda part: (part.name, part.digest)))
     digest = digest_of([[part.name, part.digest] for part in parts])
     return CodeIdentity(digest, parts, tuple(reach.fallbacks), tuple(sorted(reach.libraries)))
@@ -107,7 +111,7 @@ def _item_parts(reach: Reach, reached: ReachedModule, item: Item) -> Iterator[Co
     name = f"{reached.module.name}: {item_name(item)}"
     code = reached.classes.get(item.index)
     if code is None:
-        yield CodePart(name, _digest(reach, reached, item.node))
+        yield CodePart(name, _digest(reach, reached, item.node, (reached.module, item) in reach.handed_on))
         return
     assert isinstance(item.node, ast.ClassDef)
     docstring = ast.get_docstring(item.node, clean=False) if reach.docstrings else None
@@ -122,11 +126,12 @@ def _item_parts(reach: Reach, reached: ReachedModule, item: Item) -> Iterator[Co
     yield CodePart(name, digest_of([header, docstring, fields]))
     for member in members:
         shown = "/".join(sorted(member.names)) or _shown(member.node)
-        yield CodePart(f"{name}.{shown}", _digest(reach, reached, member.node))
+        yield CodePart(f"{name}.{shown}", _digest(reach, reached, member.node, code.is_open))
 
 
-def _digest(reach: Reach, reached: ReachedModule, node: ast.stmt) -> str:
-    is_plain = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
+def _digest(reach: Reach, reached: ReachedModule, node: ast.stmt, is_handed_on: bool) -> str:
+    """A function that is handed on may be asked for its annotations; else those that are never evaluated do not count."""
+    is_plain = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list and not is_handed_on
     annotations = reach.annotations or not (is_plain and reached.module.lazy_annotations)
     return normal_digest([node], docstrings=reach.docstrings, annotations=annotations)
 
@@ -143,7 +148,7 @@ def _shown(node: ast.stmt) -> str:
 def _other_parts(reach: Reach, hashes: InputHashes | None) -> Iterator[CodePart]:
     for name in sorted(reach.read_files):
         path = reach.files.root / name
-        digest = digest_of_bytes(path.read_bytes()) if hashes is None else hashes.of(path).digest
+        digest = digests_of_files({name: str(path)})[name][1] if hashes is None else hashes.of(path).digest
         yield CodePart(f"file {name}", digest)
     for name in sorted(reach.variables):
         yield CodePart(f"environment variable {name}", digest_of(reach.environment.get(name)))

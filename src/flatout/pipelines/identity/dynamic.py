@@ -14,6 +14,8 @@ from flatout.pipelines.identity.uses import Place, chain_of, uses_of
 _ATTRIBUTES = {"getattr", "hasattr", "setattr", "delattr", "inspect.getattr_static"}
 _GETTERS = {"operator.attrgetter", "operator.methodcaller"}
 _MEMBERS = {"vars", "dir", "inspect.getmembers", "inspect.getmembers_static"}
+_CONFIGURED = {"hydra.utils.instantiate", "hydra.utils.get_class", "logging.config.dictConfig", "logging.config.fileConfig"}
+_OWN_NAMES = {"fire.Fire", "unittest.main", "doctest.testmod"}  # they look through the module that calls them
 _IMPORTS = {
     "importlib.import_module", "__import__", "builtins.__import__", "runpy.run_module", "pkgutil.resolve_name",
     "importlib.util.find_spec", "pydoc.locate", "importlib.__import__",
@@ -31,6 +33,9 @@ _SOURCES = {
 }  # fmt: skip
 _NAMESPACES = ("__globals__", "f_globals", "f_locals")
 _SIGNATURES = {"typing.get_type_hints", "inspect.signature", "inspect.get_annotations", "inspect.getfullargspec"}
+
+
+_FORMAT = re.compile(r"\{[^{}]*\.[^{}]*\}")  # "{0.name}"
 
 
 def follow_dynamic(reach: Reach, module: CodeModule, places: list[Place]) -> None:
@@ -51,6 +56,10 @@ def follow_dynamic(reach: Reach, module: CodeModule, places: list[Place]) -> Non
             reach.docstrings = True
         elif isinstance(node, ast.Name) and id(node) not in understood and _is_modules(reach, module, node, place):
             _take_all_modules(reach, f"{module.name}, line {node.lineno}: {node.id}")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "{" in node.value:
+            for field in _FORMAT.findall(node.value):
+                for attribute in re.findall(r"\.(\w+)", field):
+                    reach.mention(attribute)
         elif isinstance(node, ast.List | ast.Tuple):
             _command(reach, module, node)
 
@@ -64,7 +73,10 @@ def _call(reach: Reach, module: CodeModule, place: Place, node: ast.Call) -> Non
     def texts(one: ast.AST) -> Texts:
         return reach.about(module).folding.texts(one, place.scopes)
 
-    if name in _ATTRIBUTES and len(node.args) > 1:
+    if name.startswith(("jinja2.", "mako.")):
+        reach.say(f"{where}: a template may take any attribute; all methods count")
+        reach.mention_pattern(".*")
+    elif name in _ATTRIBUTES and len(node.args) > 1:
         _take_attributes(
             reach, module, place, node.args[0], texts(node.args[1]), f"{where}: {name}() takes an attribute by a name"
         )
@@ -90,7 +102,11 @@ def _call(reach: Reach, module: CodeModule, place: Place, node: ast.Call) -> Non
     elif name in _PICKLES or (name in ("torch.load", "numpy.load") and _allows_pickles(node)):
         reach.say(f"{where}: {name}() can name anything in the project; all of the project counts")
         _whole_project(reach)
-    elif name in _PLUGINS:
+    elif name in _OWN_NAMES:
+        reach.say(f"{where}: {name}() takes what it finds in {module.name}; all of {module.name} counts, and all methods")
+        reach.whole(module)
+        reach.mention_pattern(".*")
+    elif name in _PLUGINS | _CONFIGURED:
         reach.say(f"{where}: {name}() runs code that is found as it runs; all of the project counts")
         _whole_project(reach)
     elif name in _SOURCES:

@@ -22,6 +22,11 @@ _SAME_CALLS = {
     "pathlib.Path", "pathlib.PurePath", "pathlib.PosixPath", "pathlib.PurePosixPath", "os.path.join",
 }  # fmt: skip
 
+_OF_PACKAGES = {
+    "pkgutil.get_data", "importlib.resources.read_text", "importlib.resources.read_binary", "importlib.resources.open_text",
+    "importlib.resources.open_binary", "importlib.resources.path", "pkg_resources.resource_filename",
+}  # fmt: skip
+
 Texts = frozenset[str]
 UNKNOWN: Texts = frozenset({HOLE})
 
@@ -43,6 +48,7 @@ class Folding:
     ) -> None:
         self._file, self._root, self._module_name = file, root, module_name
         self._environment, self._dotted, self._named = environment, dotted, named
+        self._asked: set[tuple[int, str]] = set()  # local names whose values are being worked out
 
     def texts(self, node: ast.AST, scopes: tuple[LocalNames, ...] = (), depth: int = 0) -> Texts:
         if depth > _DEEPEST:
@@ -93,6 +99,8 @@ class Folding:
         local = next((scope for scope in reversed(scopes) if root.id in scope.kinds), None)
         if local is not None:
             return UNKNOWN if attributes or root.id in local.imports else self._local(local, root.id, scopes, depth)
+        if self._dotted(node) in ("os.sep", "os.path.sep"):
+            return frozenset({"/"})
         if node is root and root.id == "__file__":
             return UNKNOWN if self._file is None else frozenset({str(self._file)})
         if node is root and root.id in ("__name__", "__package__"):
@@ -103,7 +111,13 @@ class Folding:
         values = local.assigned.get(name, [])
         if not values or None in values or len(values) > 3:
             return UNKNOWN
-        return frozenset().union(*(self.texts(value, scopes, depth) for value in values if value is not None))
+        if (id(local), name) in self._asked:
+            return UNKNOWN  # it grows by itself
+        self._asked.add((id(local), name))
+        try:
+            return frozenset().union(*(self.texts(value, scopes, depth) for value in values if value is not None))
+        finally:
+            self._asked.discard((id(local), name))
 
     def _subscript(self, node: ast.Subscript, scopes: tuple[LocalNames, ...], depth: int) -> Texts:
         if self._dotted(node.value) == "os.environ":
@@ -134,12 +148,15 @@ class Folding:
             return self._variables(given[0], given[1] if len(given) > 1 else UNKNOWN)
         if name == "importlib.resources.files" and given:
             return self._packages(given[0])
+        if name in _OF_PACKAGES and len(given) > 1:
+            return joined_paths([self._packages(given[0]), *given[1:]])
         if isinstance(node.func, ast.Attribute):
             return self._method(node.func.attr, inner(node.func.value), given)
         return UNKNOWN
 
     def _packages(self, names: Texts) -> Texts:
-        places = [self._root.joinpath(*name.split(".")) for name in names if HOLE not in name]
+        roots = (self._root, self._root / "src")
+        places = [root.joinpath(*name.split(".")) for name in names if HOLE not in name for root in roots]
         return frozenset(str(place) for place in places) or UNKNOWN
 
     def _method(self, name: str, base: Texts, given: list[Texts]) -> Texts:

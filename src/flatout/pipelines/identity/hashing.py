@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
@@ -27,7 +26,7 @@ def digest_of_bytes(content: bytes) -> str:
     return str(blake3(content).hexdigest())
 
 
-def digests_of_files(files: Mapping[str, Path]) -> dict[str, tuple[os.stat_result, str]]:
+def digests_of_files(files: Mapping[str, str]) -> dict[str, tuple[os.stat_result, str]]:
     """By name: what the file system said of the file as it was read, and the digest of its content."""
     cores = len(os.sched_getaffinity(0))
     if not files:
@@ -39,10 +38,10 @@ def digests_of_files(files: Mapping[str, Path]) -> dict[str, tuple[os.stat_resul
         return dict(zip(files, crew.map(lambda path: _digest(path, threads), files.values()), strict=True))
 
 
-def _digest(path: Path, threads: int) -> tuple[os.stat_result, str]:
+def _digest(path: str, threads: int) -> tuple[os.stat_result, str]:
     for _ in range(_TRIES):
         try:
-            with path.open("rb", buffering=0) as file:
+            with open(path, "rb", buffering=0) as file:
                 before = os.fstat(file.fileno())
                 digest = _read(file, before.st_size, threads)
                 after = os.fstat(file.fileno())

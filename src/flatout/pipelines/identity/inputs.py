@@ -44,10 +44,10 @@ class InputHashes:
             return self._of_folder(path)
         if not stat.S_ISREG(about.st_mode):
             raise DataError(f"the input {path} is neither a file nor a folder")
-        found = self.of_files(path, {"": (path, moment(about))})[""]
+        found = self.of_files(path, {"": (str(path), moment(about))})[""]
         return InputContent(found.digest, found.bytes, 1)
 
-    def of_files(self, group: Path, files: Mapping[str, tuple[Path, Moment]]) -> dict[str, FileContent]:
+    def of_files(self, group: Path, files: Mapping[str, tuple[str, Moment]]) -> dict[str, FileContent]:
         """Of files that are always asked for together; what is remembered of them has the name of `group`."""
         name = digest_of_bytes(os.fsencode(group))[:32]
         if name not in self._open:
@@ -55,9 +55,9 @@ class InputHashes:
         return self._open[name].of(files)
 
     def _of_folder(self, folder: Path) -> InputContent:
-        files: dict[str, tuple[Path, Moment]] = {}
+        files: dict[str, tuple[str, Moment]] = {}
         folders: list[str] = []
-        for name, path, about in files_below(folder):
+        for name, path, about in files_below(str(folder)):
             if about is None:
                 folders.append(name)
             else:
@@ -68,19 +68,19 @@ class InputHashes:
 
 
 def files_below(
-    folder: Path, prefix: str = "", above: tuple[tuple[int, int], ...] = ()
-) -> Iterator[tuple[str, Path, os.stat_result | None]]:
-    """Every file with its status, and every folder without one."""
-    own = folder.stat()
-    if (own.st_dev, own.st_ino) in above:
-        raise DataError(f"the input {folder} is a link to a folder that it is in: remove the link")
+    folder: str, prefix: str = "", above: tuple[tuple[int, int], ...] = ()
+) -> Iterator[tuple[str, str, os.stat_result | None]]:
+    """Every file by its name and path, with its status, and every folder without one."""
     try:
+        own = os.stat(folder)
         with os.scandir(folder) as entries:
-            found = [(entry.name, Path(entry.path), _status(entry)) for entry in entries if entry.name not in _NO_CONTENT]
+            found = [(entry.name, entry.path, _status(entry)) for entry in entries if entry.name not in _NO_CONTENT]
     except OSError as error:
         raise DataError(f"the input {folder} can't be read: {error.strerror}") from error
+    if (own.st_dev, own.st_ino) in above:
+        raise DataError(f"the input {folder} is a link to a folder that it is in: remove the link")
     for entry_name, path, about in found:
-        name = os.fsencode(f"{prefix}{entry_name}").decode(errors="backslashreplace")
+        name = _printable(f"{prefix}{entry_name}")
         if stat.S_ISDIR(about.st_mode):
             yield name, path, None
             yield from files_below(path, f"{prefix}{entry_name}/", (*above, (own.st_dev, own.st_ino)))
@@ -88,6 +88,11 @@ def files_below(
             yield name, path, about
         else:
             raise DataError(f"the input {path} is neither a file nor a folder")
+
+
+def _printable(name: str) -> str:
+    """A name that is no text is written down by its bytes."""
+    return name if name.isascii() else os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from flatout.pipelines.identity.normal import without_docstring
-from flatout.pipelines.identity.scopes import names_in
+from flatout.pipelines.identity.scopes import LocalImport, names_in
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +19,7 @@ class Item:
     index: int
     node: ast.stmt
     names: frozenset[str]
+    imports: dict[str, list[LocalImport]]  # by name; those of an `if` or a `try` as well
 
     @property
     def alias(self) -> ast.alias | None:
@@ -33,7 +34,7 @@ class CodeModule:
         self.name, self.path, self.tree, self.is_package, self.is_main = name, path, tree, is_package, is_main
         self.docstring = ast.get_docstring(tree, clean=False)
         statements = list(_flat(without_docstring(tree.body), is_main))
-        self.items = [Item(n, node, frozenset(names_in([node]).kinds)) for n, node in enumerate(statements)]
+        self.items = [_item(n, node) for n, node in enumerate(statements)]
         self.by_name: dict[str, list[Item]] = {}
         self.stars: list[Item] = []
         for item in self.items:
@@ -71,6 +72,11 @@ class CodeModule:
         parts = self.package.split(".")
         above = parts[: len(parts) - node.level + 1]
         return ".".join([*above, *([node.module] if node.module else [])])
+
+
+def _item(index: int, node: ast.stmt) -> Item:
+    found = names_in([node])
+    return Item(index, node, frozenset(found.kinds), found.imports)
 
 
 def _flat(statements: list[ast.stmt], is_main: bool) -> Iterator[ast.stmt]:

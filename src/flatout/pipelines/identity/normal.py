@@ -6,7 +6,14 @@ import ast
 from collections.abc import Sequence
 
 from flatout.pipelines.identity.hashing import digest_of_bytes
-from flatout.pipelines.identity.scopes import Comprehension, Function, names_of, names_of_comprehension, renamable
+from flatout.pipelines.identity.scopes import (
+    Comprehension,
+    Function,
+    names_are_seen,
+    names_of,
+    names_of_comprehension,
+    renamable,
+)
 
 _LEFT_OUT = {"ctx", "type_comment", "kind", "type_ignores"}
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -28,6 +35,25 @@ def without_docstring(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 def _is_constant(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _without_unused(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    """Without functions inside that nothing names."""
+    named = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    named |= {name for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    return [
+        one for one in function.body if not (isinstance(one, ast.FunctionDef) and one.name not in named and _is_simple(one))
+    ]
+
+
+def _is_simple(function: ast.FunctionDef) -> bool:
+    """Defining it runs nothing."""
+    outside = [
+        *function.decorator_list,
+        *function.args.defaults,
+        *(one for one in function.args.kw_defaults if one is not None),
+    ]
+    return all(isinstance(one, ast.Constant) for one in outside)
 
 
 class _Writer:
@@ -102,7 +128,7 @@ class _Writer:
         if isinstance(node, ast.Lambda):
             self.write(node.body)
         else:
-            self._body(node.body)
+            self._body(node.body if names_are_seen(node) else _without_unused(node))
         self._scopes.pop()
         self._in_function = was_in_function
         self.parts.append(")")

@@ -13,7 +13,7 @@ from pathlib import Path
 from flatout.base.installed import is_installed
 from flatout.pipelines.identity.modules import CodeModule
 
-_SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"}
+_SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 _MOST_FILES = 200_000
 
 
@@ -32,11 +32,13 @@ class CodeFiles:
     def __init__(self, root: Path, outputs: Sequence[Path] = ()) -> None:
         self.root = root.resolve()
         self.places: list[Path] = [place for place in (self.root, self.root / "src") if place.is_dir()]
+        self.folders: list[Path] = [self.root]  # in which code may run
         self.damaged: dict[Path, str] = {}
         self._outputs = tuple((self.root / output).resolve() for output in outputs)
         self._modules: dict[tuple[Path, str], CodeModule] = {}
         self._found: dict[str, FoundModule | None] = {}
         self._listing: list[Path] | None = None
+        self._names: dict[str, Path] | None = None
         self._looked_for: set[str] = set()
 
     def add_place(self, place: Path) -> None:
@@ -45,6 +47,11 @@ class CodeFiles:
         if place.is_dir() and place not in self.places:
             self.places.insert(0, place)
             self._found.clear()
+
+    def add_folder(self, name: str) -> None:
+        """A folder that code changes to; one of which only a part is known stands for all that match."""
+        found = sorted(self.root.glob(name)) if "*" in name and not name.startswith("/") else [self.root / name]
+        self.folders += [path for path in found if path.is_dir() and path not in self.folders]
 
     def find(self, name: str) -> FoundModule | None:
         """By a dotted name; None if it is not of the project."""
@@ -154,11 +161,17 @@ class CodeFiles:
                     break
         return self._listing
 
+    def names(self) -> dict[str, Path]:
+        """The same by their paths from the root."""
+        if self._names is None:
+            skipped = len(str(self.root).rstrip("/")) + 1
+            self._names = {str(path)[skipped:]: path for path in self.listing()}
+        return self._names
+
     def below(self, folder: Path) -> list[Path]:
-        """Files of a folder that may be read, as they are in `listing`."""
-        if folder.is_relative_to(self.root):
-            return [path for path in self.listing() if path.is_relative_to(folder)]
-        return sorted(path for path in folder.rglob("*") if path.is_file())
+        """Files of a folder of the project that may be read, as they are in `listing`."""
+        start = f"{folder}/"
+        return [path for path in self.listing() if str(path).startswith(start)]
 
     def is_output(self, path: Path) -> bool:
         return any(path == output or path.is_relative_to(output) for output in self._outputs)

@@ -20,8 +20,8 @@ from flatout.pipelines.identity.harmless import Harmlessness, is_of_python, is_p
 from flatout.pipelines.identity.modules import CodeModule, Item
 from flatout.pipelines.identity.project import CodeFiles, FoundModule
 from flatout.pipelines.identity.quiet import returns_only
-from flatout.pipelines.identity.scopes import LocalNames
-from flatout.pipelines.identity.uses import LocalImport, NameChain, Place, Uses, chain_of, uses_of
+from flatout.pipelines.identity.scopes import LocalImport, LocalNames
+from flatout.pipelines.identity.uses import NameChain, Place, Uses, chain_of, uses_of
 
 _NO_FIELDS = {"object", "abc.ABC", "typing.Generic", "typing.Protocol", "Exception", "ValueError", "RuntimeError"}
 Special = Callable[["Reach", CodeModule, list[Place]], None]  # what code does besides naming things
@@ -60,6 +60,10 @@ class Reach:
         self._classes_below: set[tuple[CodeModule, int]] = set()
         self._every_class = False
         self._when_run: list[Callable[[CodeModule], None]] = []
+        self.taken_by_name: set[Item] = set()  # through an attribute of something, not by the name itself
+        self.handed_on: set[tuple[CodeModule, Item]] = set()  # functions that are named without being called
+        self._known_ends: dict[tuple[CodeModule, str, tuple[str, ...]], list[tuple[CodeModule, Item]]] = {}
+        self._naming: set[tuple[CodeModule, str]] = set()
         self._asking: set[tuple[CodeModule, str]] = set()
 
     # --- what specials and the verb ask for
@@ -167,12 +171,10 @@ class Reach:
             return None
         local = next((scope for scope in reversed(scopes) if root.id in scope.kinds), None)
         if local is not None:
-            imports = [(one[0], one[1]) for one in local.imports.get(root.id, ())]
+            imports = local.imports.get(root.id, [])
         elif items := module.by_name.get(root.id):
-            imports = [
-                (one.node, one.alias) for one in items if isinstance(one.node, ast.Import | ast.ImportFrom) and one.alias
-            ]
-            if len(imports) < len(items):
+            imports = [one for item in items for one in item.imports.get(root.id, ())]
+            if any(root.id not in item.imports for item in items):
                 return None
         elif root.id in vars(builtins) and not any(self._star_modules(module, root.id)):
             return ".".join([root.id, *attributes])
@@ -201,6 +203,18 @@ class Reach:
         self._targets(module, root, attributes, found, set())
         return found
 
+    def _ends(self, module: CodeModule, chain: NameChain) -> list[tuple[CodeModule, Item]]:
+        """The functions that a chain may stand for."""
+        key = module, chain.root, chain.attributes
+        if chain.imported is None and key not in self._known_ends:
+            found = self.targets(module, chain.root, chain.attributes)
+            self._known_ends[key] = [
+                (inner, item)
+                for inner, item in found
+                if item is not None and isinstance(item.node, ast.FunctionDef | ast.AsyncFunctionDef)
+            ]
+        return self._known_ends.get(key, [])
+
     def _targets(
         self, module: CodeModule, root: str, attributes: tuple[str, ...],
         found: list[tuple[CodeModule, Item | None]], seen: set[tuple[CodeModule, str, tuple[str, ...]]],
@@ -209,13 +223,13 @@ class Reach:
             return
         seen.add((module, root, attributes))
         for item in module.by_name.get(root, ()):
-            if isinstance(item.node, ast.Import | ast.ImportFrom) and item.alias is not None:
-                for inner, name, rest in self._imported(module, (item.node, item.alias), attributes):
+            for one in item.imports.get(root, ()):
+                for inner, name, rest in self._imported(module, one, attributes):
                     if name is None:
                         found.append((inner, None))
                     else:
                         self._targets(inner, name, rest, found, seen)
-            elif not attributes:
+            if not attributes and item.alias is None:
                 found.append((module, item))
         for star in self._star_modules(module, root):
             self._targets(star, root, attributes, found, seen)
@@ -272,10 +286,13 @@ class Reach:
         self._used.add(key)
         items = module.by_name.get(chain.root, ())
         for item in items:
+            if only_bound and item not in self.taken_by_name:  # a path that it holds is read where that can't be seen
+                self.taken_by_name.add(item)
+                self.execute(module).items.discard(item.index)
             self._live(self.execute(module), item)
-            if isinstance(item.node, ast.Import | ast.ImportFrom) and item.alias is not None:
-                self._use_import(module, (item.node, item.alias), chain.attributes)
-            else:
+            for one in item.imports.get(chain.root, ()):
+                self._use_import(module, one, chain.attributes)
+            if item.alias is None:
                 for name in chain.attributes:
                     self.mention(name)
         for star in self._star_modules(module, chain.root):
@@ -305,6 +322,11 @@ class Reach:
                 self.mention(one)
             if "__getattr__" in module.by_name:
                 self.use(module, NameChain("__getattr__", ()))
+            below = self._module(f"{module.name}.{name}") if module.is_package else None
+            if below is not None and rest:
+                self._use_in(below, rest[0], rest[1:])
+            elif below is not None:
+                self.escape(below)
         self.use(module, NameChain(name, rest))
 
     def use_matching(self, module: CodeModule, pattern: re.Pattern[str]) -> None:
@@ -320,9 +342,18 @@ class Reach:
     def _run_statements(self, reached: ReachedModule) -> None:
         module = reached.module
         for item in module.items:
+            if isinstance(item.node, ast.Expr) and "sys.path" in ast.unparse(item.node):  # where the imports below it look
+                reached.items.add(item.index)
+                self._follow(reached, item)
+        for item in module.items:
             if not reached.harmless.statement(item.node):
                 reached.effects.add(item.index)
                 self._live(reached, item)
+                if isinstance(item.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    self.say(
+                        f"{module.name}, line {item.node.lineno}: {item.node.name} is handed on when the module runs, by a "
+                        f"decorator or a base class; {module.name}: {item.node.name} counts whoever takes it"
+                    )
             else:  # what it imports is run all the same
                 self._import_all(module, uses_of([item.node], bodies=False).imports)
         self._live_classes(reached)
@@ -331,10 +362,19 @@ class Reach:
         for node, alias in imports:
             if isinstance(node, ast.ImportFrom):
                 name = module.absolute(node)
-                if self.import_name(name) and self.files.find(f"{name}.{alias.name}") is not None:
-                    self.import_name(f"{name}.{alias.name}")
+                if self.import_name(name):
+                    for below in self._listed(name) if alias.name == "*" else [alias.name]:
+                        if self.files.find(f"{name}.{below}") is not None:
+                            self.import_name(f"{name}.{below}")
             else:
                 self.import_name(alias.name)
+
+    def _listed(self, name: str) -> list[str]:
+        """The texts in `__all__` of a module."""
+        module = self._module(name)
+        items = () if module is None else module.by_name.get("__all__", ())
+        texts = (node.value for item in items for node in ast.walk(item.node) if isinstance(node, ast.Constant))
+        return [text for text in texts if isinstance(text, str)]
 
     def _live(self, reached: ReachedModule, item: Item) -> None:
         if item.index in reached.items:
@@ -344,6 +384,9 @@ class Reach:
 
     def _follow(self, reached: ReachedModule, item: Item) -> None:
         node = item.node
+        if reached.whole:
+            for one in (one for found in item.imports.values() for one in found):
+                self._use_import(reached.module, one, ())
         if isinstance(node, ast.ClassDef):
             code = reached.classes[item.index] = class_code(
                 reached.module,
@@ -357,12 +400,8 @@ class Reach:
             self._live_members(reached, code)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             self._import_all(reached.module, [(node, alias) for alias in node.names])
-            if reached.whole and item.alias is not None:
-                self._use_import(reached.module, (node, item.alias), ())
         else:
-            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
-            lazy = is_function and reached.module.lazy_annotations
-            self._take(reached, uses_of([node], annotations=not lazy))
+            self._take(reached, uses_of([node]))
 
     def _live_members(self, reached: ReachedModule, code: ClassCode) -> None:
         live = reached.members[code.item.index]
@@ -409,8 +448,10 @@ class Reach:
     def _take(self, reached: ReachedModule, uses: Uses) -> None:
         module = reached.module
         self._import_all(module, uses.imports)
-        for chain, _ in uses.chains:
+        for chain, node in uses.chains:
             self.use(module, chain)
+            if id(node) not in uses.called:
+                self.handed_on.update((inner, item) for inner, item in self._ends(module, chain))
         for name in uses.attributes:
             self.mention(name)
         for special in self._specials:
@@ -440,6 +481,15 @@ class Reach:
         return self.modules.get(module) or self._reached(module)
 
     def _named(self, module: CodeModule, root: str, attributes: tuple[str, ...], depth: int) -> Texts:
+        if (module, root) in self._naming:
+            return UNKNOWN  # a text that grows by itself
+        self._naming.add((module, root))
+        try:
+            return self._named_texts(module, root, attributes, depth)
+        finally:
+            self._naming.discard((module, root))
+
+    def _named_texts(self, module: CodeModule, root: str, attributes: tuple[str, ...], depth: int) -> Texts:
         found: set[str] = set()
         for inner, item in self.targets(module, root, attributes):
             node = None if item is None else item.node

@@ -66,6 +66,8 @@ class _Reader:
         if len(targets) != 1 or not isinstance(targets[0], ast.Name) or node.value is None:
             return
         name = targets[0].id
+        if any(item in self._reach.taken_by_name for item in self._module.by_name.get(name, ()) if item.node is node):
+            return
         once = len(scopes[-1].assigned.get(name, ())) == 1 if scopes else len(self._module.by_name.get(name, ())) == 1
         if (
             once
@@ -86,6 +88,10 @@ class _Reader:
                     if HOLE not in text:
                         self._reach.files.add_place(self._reach.files.root / text)
                 self._consume(one, scopes)
+        elif name == "os.chdir":
+            for text in self._texts(node.args[0], scopes) if node.args else ():
+                self._reach.files.add_folder(text.replace(HOLE, "*"))
+            self._consume_all(node.args, scopes)
         elif name in _OPENS or (method == "open" and name is None):
             mode = _mode(node, 1 if name in _OPENS else 0)
             if mode[:1] in ("w", "a", "x") and "+" not in mode:
@@ -125,6 +131,8 @@ class _Reader:
     def _text(self, text: str, node: ast.expr) -> None:
         if not text.strip() or len(text) > _LONGEST or "\n" in text or "://" in text:
             return
+        if "*" in text or "?" in text:  # glob.glob("data/*.csv")
+            text = re.sub(f"[*?{HOLE}]+/?", HOLE, text)
         if HOLE in text:
             self._pattern(text, node)
             return
@@ -139,7 +147,7 @@ class _Reader:
                     self._text(word, node)
 
     def _candidates(self, text: str) -> list[Path]:
-        places = {self._reach.files.root / text: None}
+        places = {folder / text: None for folder in self._reach.files.folders}
         if self._module.path is not None:
             places[self._module.path.parent / text] = None
         try:
@@ -154,7 +162,9 @@ class _Reader:
         if path == self._module.path:
             self._reach.read_files.add(files.shown(path))  # a program that reads itself
         elif path.suffix == ".py":
-            self._reach.script(files.script(path))
+            script = files.script(path)
+            self._reach.script(script)
+            self._reach.escape(script)  # its names may be taken as well
         else:
             self._reach.read_files.add(files.shown(path))
 
@@ -179,17 +189,15 @@ class _Reader:
         folder, slash, _ = start.rpartition("/")
         regex = re.compile(".*".join(map(re.escape, text.split(HOLE))))
         if slash and folder:
-            taken = [
-                one for place in self._candidates(folder) if place.is_dir() and place != files.root
-                for one in files.below(place)
-                if regex.fullmatch(text_of(one, place, folder))
-            ]  # fmt: skip
+            places = [place for place in self._candidates(folder) if place.is_dir() and place != files.root]
+            if any(not place.is_relative_to(files.root) for place in places):
+                self._say(node, f"reads in {folder}, which is outside of the project: declare what is read there as an input")
+            taken = [one for place in places for one in files.below(place) if regex.fullmatch(_below(one, place, folder))]
         elif _HAS_ENDING.search(text):
-            taken = [
-                one
-                for one in files.listing()
-                if regex.fullmatch(f"{files.shown(one)}") or regex.fullmatch(f"/{files.shown(one)}")
-            ]
+            taken = [one for name, one in files.names().items() if regex.fullmatch(name) or regex.fullmatch(f"/{name}")]
+        elif re.fullmatch(f"{HOLE}/[A-Za-z0-9_][A-Za-z0-9_/-]*", text):  # a file without an ending, or a folder
+            within = re.compile(rf"(.*/)?{re.escape(text[2:])}(/.*)?")
+            taken = [one for name, one in files.names().items() if within.fullmatch(name)]
         else:
             return
         data = [one for one in taken if one.suffix != ".py"]
@@ -207,8 +215,9 @@ class _Reader:
         self._reach.say(f"{self._module.name}, line {node.lineno}: {what}")
 
 
-def text_of(path: Path, place: Path, folder: str) -> str:
-    return f"{folder}/{path.relative_to(place)}"
+def _below(path: Path, place: Path, folder: str) -> str:
+    """A path as the code writes it."""
+    return folder + str(path)[len(str(place)) :]
 
 
 def _mode(node: ast.Call, position: int) -> str:

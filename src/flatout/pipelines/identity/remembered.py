@@ -36,15 +36,15 @@ class RememberedDigests:
         self._known = self._load()
         self._turn = threading.Lock()
 
-    def of(self, files: Mapping[str, tuple[Path, Moment]]) -> dict[str, FileContent]:
+    def of(self, files: Mapping[str, tuple[str, Moment]]) -> dict[str, FileContent]:
         """By name, of files with what the file system says of them now."""
         with self._turn:
             return self._of(files)
 
-    def _of(self, files: Mapping[str, tuple[Path, Moment]]) -> dict[str, FileContent]:
+    def _of(self, files: Mapping[str, tuple[str, Moment]]) -> dict[str, FileContent]:
         began_ns = time.time_ns()
         found: dict[str, FileContent] = {}
-        unknown: dict[str, Path] = {}
+        unknown: dict[str, str] = {}
         for name, (path, now) in files.items():
             known = self._known.get(name)
             if known is not None and known[0] == now:

@@ -24,13 +24,16 @@ _SEES_LOCALS = {"locals", "vars", "eval", "exec", "dir", "f_locals", "_getframe"
 _TAKES_CODE = {"query", "eval", "sql", "execute", "exec", "evaluate"}
 
 
+LocalImport = tuple[ast.Import | ast.ImportFrom, ast.alias]
+
+
 @dataclass
 class LocalNames:
     """`kinds`: by name how it is bound: parameter, definition, import, other. Names that are global or nonlocal are none."""
 
     kinds: dict[str, set[str]] = field(default_factory=dict)
     assigned: dict[str, list[ast.expr | None]] = field(default_factory=dict)  # None: by something else than an assignment
-    imports: dict[str, list[tuple[ast.Import | ast.ImportFrom, ast.alias]]] = field(default_factory=dict)
+    imports: dict[str, list[LocalImport]] = field(default_factory=dict)
     elsewhere: set[str] = field(default_factory=set)
 
     def add(self, name: str, kind: str, value: ast.expr | None = None) -> None:
@@ -67,14 +70,23 @@ def names_of_comprehension(node: Comprehension) -> LocalNames:
     return found
 
 
+def names_are_seen(function: Function) -> bool:
+    """Something in it looks at local variables by their names."""
+    return any(
+        (isinstance(node, ast.Name) and node.id in _SEES_LOCALS)
+        or (isinstance(node, ast.Attribute) and node.attr in _SEES_LOCALS)
+        for node in ast.walk(function)
+    )
+
+
 def renamable(function: Function, found: LocalNames) -> list[str]:
     """Local names that nobody can see from outside, in the order in which they are bound."""
+    if names_are_seen(function):
+        return []
     inner = list(ast.walk(function))
     seen = {node.id for node in inner if isinstance(node, ast.Name)} | {
         node.attr for node in inner if isinstance(node, ast.Attribute)
     }
-    if seen & _SEES_LOCALS:
-        return []
     in_texts: set[str] = set()
     if seen & _TAKES_CODE:
         texts = (node.value for node in inner if isinstance(node, ast.Constant) and isinstance(node.value, str))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from flatout.pipelines.identity.scopes import LocalNames, names_of, names_of_comprehension
+from flatout.pipelines.identity.scopes import LocalImport, LocalNames, names_of, names_of_comprehension
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-LocalImport = tuple[ast.Import | ast.ImportFrom, ast.alias]
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Uses:
     attributes: set[str] = field(default_factory=set)
     imports: list[LocalImport] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)  # calls, subscripts and texts, for those who look for special ones
+    called: set[int] = field(default_factory=set)  # ids of the nodes of chains that are called on the spot
 
 
 def uses_of(nodes: Iterable[ast.AST], *, annotations: bool = True, bodies: bool = True) -> Uses:
@@ -55,6 +55,14 @@ def chain_of(node: ast.AST) -> tuple[ast.AST, tuple[str, ...]]:
         attributes.append(node.attr)
         node = node.value
     return node, tuple(reversed(attributes))
+
+
+def _parsed(annotation: ast.expr) -> ast.expr:
+    """One that is written as a text."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        with suppress(SyntaxError, ValueError):
+            return ast.parse(annotation.value, mode="eval").body
+    return annotation
 
 
 class _Collector:
@@ -78,8 +86,10 @@ class _Collector:
         elif isinstance(node, ast.AnnAssign):
             for one in (node.target, node.value, node.annotation if self._annotations else None):
                 if one is not None:
-                    self.visit(one)
+                    self.visit(_parsed(one) if one is node.annotation else one)
         else:
+            if isinstance(node, ast.Call):
+                self.found.called.add(id(node.func))
             if isinstance(node, ast.MatchClass):
                 self.found.attributes.update(node.kwd_attrs)
             self._place(node)

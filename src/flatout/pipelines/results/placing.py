@@ -19,8 +19,8 @@ _EXECUTABLE = 0o111
 def taken_in(name: str, path: Path, objects: ObjectFolder) -> StoredOutput:
     """DataError if the output is missing or is neither a file nor a folder."""
     if path.is_dir():
-        found = list(files_below(path))
-        files = tuple(_stored(below, at, objects) for below, at, about in found if about is not None)
+        found = list(files_below(str(path)))
+        files = tuple(_stored(below, Path(at), objects) for below, at, about in found if about is not None)
         return StoredOutput(name, True, files, tuple(sorted(below for below, _, about in found if about is None)))
     if not path.is_file():
         raise DataError(f"the output {path} does not exist: a stage has to write every output that it declares")
@@ -36,14 +36,14 @@ def is_in_place(output: StoredOutput, folder: Path, hashes: InputHashes) -> bool
     path = folder / output.name
     if not path.exists() or path.is_dir() != output.is_folder:
         return False
-    found = list(files_below(path)) if output.is_folder else [("", path, path.stat())]
-    there = {below: at for below, at, about in found if about is not None}
+    found = list(files_below(str(path))) if output.is_folder else [("", str(path), path.stat())]
+    there = {below: (at, about) for below, at, about in found if about is not None}
     wanted = {file.path: file for file in output.files}
     if there.keys() != wanted.keys() or {below for below, _, about in found if about is None} != set(output.folders):
         return False
-    digests = hashes.of_files(path, {below: (at, moment(at.stat())) for below, at in there.items()})
+    digests = hashes.of_files(path, {below: (at, moment(about)) for below, (at, about) in there.items()})
     return all(
-        digests[below].digest == file.digest and bool(there[below].stat().st_mode & stat.S_IXUSR) == file.executable
+        digests[below].digest == file.digest and bool(there[below][1].st_mode & stat.S_IXUSR) == file.executable
         for below, file in wanted.items()
     )
 

@@ -115,7 +115,7 @@ class ResultStore:
         for digest in result.digests:
             path = self._objects.path(digest)
             try:
-                files[digest] = path, moment(path.stat())
+                files[digest] = str(path), moment(path.stat())
             except OSError:
                 self.notes.append(f"a file of the kept result {result.key} is gone ({path}): {_AGAIN}")
                 return False
@@ -151,7 +151,7 @@ class ResultStore:
             if not self._shared.fetch(f"objects/{digest[:2]}/{digest}", aside):
                 self.notes.append(f"a file of a shared result is not at {self._shared.url} ({digest}): {_AGAIN}")
                 return False
-            _, found = digests_of_files({"": aside})[""]
+            _, found = digests_of_files({"": str(aside)})[""]
             if found != digest:
                 self.notes.append(f"a file of a shared result at {self._shared.url} is damaged ({digest}): {_AGAIN}")
                 return False
