@@ -35,8 +35,10 @@ NOISES = {"none": 0.0, "order of sums": 1e-6, "tf32": 3e-4}
 STEPS = 40
 
 
-def judged(kind: str, noise: str, seed: int, only: list[str]) -> dict[str, Any]:
-    """Why each remedy was rejected, or ""; of one script with one seed on one machine."""
+def judged(kind: str, noise: str, seed: int, only: list[str], until_s: float) -> dict[str, Any] | None:
+    """Why each remedy was rejected, or ""; of one script with one seed on one machine. None if it is too late."""
+    if time.monotonic() > until_s:
+        return None
     torch.set_num_threads(1)
     if NOISES[noise]:
         _noisy_kernels.install(NOISES[noise])
@@ -92,15 +94,15 @@ def main() -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = Report("boost_proof", __doc__ or "", device, {"noises": {name: NOISES[name] for name in asked.noises}})
     kinds, seeds = (["mlp"], 1) if asked.smoke else (asked.kinds, 1 if asked.quick else asked.repeats)
-    jobs = [(kind, noise, seed, asked.only) for seed in range(seeds) for noise in asked.noises for kind in kinds]
-    found = []
+    until_s = float("inf") if asked.within is None else BEGAN_S + asked.within
+    jobs = [(kind, noise, seed, asked.only, until_s) for seed in range(seeds) for noise in asked.noises for kind in kinds]
     with ProcessPoolExecutor(asked.processes, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for job in jobs:
-            if asked.within is None or time.monotonic() - BEGAN_S < asked.within:
-                found.append(pool.submit(judged, *job))
-        for one in found:
-            print("\n".join(told_of(one.result())), file=sys.stderr, flush=True)
-    results = [one.result() for one in found]
+        results = []
+        for one in pool.map(judged, *zip(*jobs, strict=True)):
+            if one is not None:
+                results.append(one)
+                print("\n".join(told_of(one)), file=sys.stderr, flush=True)
+    report.conditions["scripts"] = {noise: sum(one["noise"] == noise for one in results) for noise in asked.noises}
     report.conditions["wrong"] = [line.strip() for one in results for line in told_of(one) if line.startswith(" ")]
     report.conditions["compared_after"] = {
         kind: sorted({one["place"] for one in results if one["kind"] == kind}) for kind in kinds

@@ -44,11 +44,21 @@ def test_a_later_step_is_compared_if_the_first_does_not_repeat_itself() -> None:
     assert found.at == LATER[0] and found.was_chosen
 
 
+def test_noise_is_measured_by_several_repeats_but_not_where_there_is_none() -> None:
+    made, found, _ = settled(fp32={0: place(0, 0.1, agrees=True)})
+    assert made.asked == [((0,), "fp32")] * 4 and found.noise()["fp32"]["repeats"] == 4
+    made.apart["fp32"][0] = place(0, 0.2)  # one repeat was farther off
+    more = found.with_more(made.repeat((0,)).repeats[0]).noise()["fp32"]
+    assert {size for *_, size in more["sizes"]} == {0.2} and more["repeats"] == 5
+    made, found, _ = settled(fp32={0: place(0, 0.001, agrees=True)})
+    assert made.asked == [((0,), "fp32")] and found.noise()["fp32"]["repeats"] == 1
+
+
 def test_every_precision_must_repeat_itself() -> None:
     plain = {at: place(at, 0.0, agrees=True) for at in (0, *LATER)}
     low = {0: place(0, 0.5, why="hidden"), LATER[0]: place(LATER[0], 0.4), LATER[1]: place(LATER[1], 0.1, agrees=True)}
     _, found, _ = settled(fp32=plain, bf16=low)
-    assert found.at == LATER[1] and found.noise()["bf16"] == [["angle", name, 0.1] for name in ("a", "b", "c")]
+    assert found.at == LATER[1] and found.noise()["bf16"]["sizes"] == [["angle", name, 0.1] for name in ("a", "b", "c")]
     assert "fp32" not in found.noise()  # no noise at all
 
 

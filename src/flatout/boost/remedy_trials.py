@@ -108,6 +108,9 @@ class RemedyTrials:
         return Attempt(found, told, standing)
 
     def _judged(self, told: Told, standing: RemedyStanding, option: RemedyOption) -> Judgement:
+        if told.differs:
+            assert told.check is not None
+            return Judgement(Rejection.DIFFERENT, f"not the same: {told.check['why']}")
         kind = REMEDIES[option.offer.name].measures
         times = compared(standing.result, told, kind)
         if not told.failure and are_too_few(times):

@@ -21,7 +21,7 @@ COMPARED_BATCHES = 3
 SHAKEN = {"fp32": 2.0**-22, "tf32": 2.0**-10, "bf16": 2.0**-8}
 _NOT_REACHED = "the script has too few steps"
 
-Noise = Mapping[str, Any]  # repeats by precision, as `KeptSteps.repeated_by` tells them
+Noise = Mapping[str, Any]  # sizes and number of repeats by precision, as `PlaceNoise.noise` tells them
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class KeptSteps:
         for one in ("fp32", precision):
             if one in (noise or {}):
                 assert noise is not None
-                own = own.with_more(StepNoise.from_list(noise[one]))
+                own = own.with_more(StepNoise.from_list(noise[one]["sizes"], noise[one]["repeats"]))
             if one == precision:
                 break
         found = asdict(check_step(kept.to(device), mine, precision, noise=own))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from flatout.base.keeper import end_with_parent
@@ -25,6 +23,7 @@ from flatout.boost.hooks import Hooks
 from flatout.boost.placing import begin_on
 from flatout.boost.protection import protecting
 from flatout.boost.remedies.all import PRECISIONS, REMEDIES
+from flatout.boost.seeding import seed_everything
 from flatout.boost.step_proof import COMPARED_BATCHES, SHAKEN, KeptSteps
 from flatout.boost.step_recorder import WARM_UP, StepRecorder
 from flatout.doctor.patches import Patches
@@ -122,6 +121,11 @@ class Told:
     took_s: float = 0.0
     notes: tuple[str, ...] = field(default_factory=tuple)
 
+    @property
+    def differs(self) -> bool:
+        """Was it ended because its compared steps are not the same?"""
+        return not self.failure and not self.steps_s and self.check is not None and not self.check["passed"]
+
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> Told:
         values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in written.items()}
@@ -162,10 +166,20 @@ def attempt(asked: TrialRequest) -> None:
     protecting.enter(asked.protection, Path(asked.scratch), [Path(asked.answer).parent.parent], patches)
     end_with_parent()  # entering the protection has cleared this setting
     turn, turns = _Turn(asked), asked.turns.open("w")
+    is_compared = False
 
     def done() -> None:
         restore()
         answer(_measured(asked, recording, compared, kept, turn.means_s if asked.turn_s else None, began_s))
+
+    def compare() -> None:
+        """A trial that computes something else ends here: how fast it is does not matter."""
+        nonlocal is_compared
+        is_compared = True
+        found = _checked(asked, recording, compared, kept)
+        if found is not None and not found["passed"]:
+            took_s = time.monotonic() - began_s
+            answer(Told(check=found, steps_done=recording.steps_done, device=recording.device.type, took_s=took_s))
 
     def restore() -> None:
         patches.restore()
@@ -179,6 +193,8 @@ def attempt(asked: TrialRequest) -> None:
                 answer(Told(SLOWER, why, took_s=time.monotonic() - began_s))
         if asked.only_compares and not recording.is_comparing:
             done()
+        if not is_compared and not recording.is_comparing:
+            recording.paused_by(compare)
         if asked.turn_s and step > WARM_UP and not recording.is_comparing and turn.is_over(step):
             recording.paused_by(turn_over)
 
@@ -216,9 +232,7 @@ def attempt(asked: TrialRequest) -> None:
         REMEDIES[name].apply(value, hooks)
     recording.install(patches, hooks)
     hooks.install()
-    random.seed(asked.seed)
-    np.random.seed(asked.seed)
-    torch.manual_seed(asked.seed)
+    seed_everything(asked.seed, patches)
     ending = run_script(Script(asked.script, asked.arguments, asked.as_module))
     if recording.steps_done > WARM_UP + 5:
         done()  # a short script: use the steps there are
@@ -237,13 +251,9 @@ def _measured(
 ) -> Told:
     if asked.keep is not None:
         KeptSteps.of(compared, asked.places).write(Path(asked.keep))
-    check: Mapping[str, Any] | None = None
     repeats: tuple[Mapping[str, Any], ...] = ()
     if kept is not None and asked.repeats:
         repeats = kept.repeated_by(compared, asked.repeats, recording.device)
-    elif kept is not None:
-        noise = None if asked.noise is None else json.loads(Path(asked.noise).read_text())
-        check = kept.checked(compared, asked.places[-1], asked.precision, noise, recording.device)
     on_device = recording.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_device else None
     share = torch.cuda.max_memory_reserved() / torch.cuda.mem_get_info()[1] if on_device else None
@@ -252,7 +262,7 @@ def _measured(
         steps_done=recording.steps_done,
         evaluations_s=tuple(recording.evaluations_s()),
         losses=tuple(recording.losses()),
-        check=check,
+        check=_checked(asked, recording, compared, kept),
         repeats=repeats,
         first_s=recording.first_s,
         peak_bytes=peak,
@@ -260,6 +270,16 @@ def _measured(
         device=recording.device.type,
         took_s=time.monotonic() - began_s,
     )
+
+
+def _checked(
+    asked: TrialRequest, recording: StepRecorder, compared: ComparedSteps, kept: KeptSteps | None
+) -> Mapping[str, Any] | None:
+    """None if there is nothing to compare with, or the script is unmodified."""
+    if kept is None or asked.repeats:
+        return None
+    noise = None if asked.noise is None else json.loads(Path(asked.noise).read_text())
+    return kept.checked(compared, asked.places[-1], asked.precision, noise, recording.device)
 
 
 def _in_one_line(error: BaseException) -> str:

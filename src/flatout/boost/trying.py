@@ -199,6 +199,8 @@ class Trials:
             Told(BESIDE) if code == PAUSED else self._told(one, code, time.monotonic() - began_s)
             for one, code in zip(asked, codes, strict=True)
         )
+        if told.differs:
+            return told
         if told.failure and told.failure != BESIDE:
             # on a device both start at once, and either may find a resource in use
             is_its_own = told.failure == SLOWER or not (self._on_device or any(words in told.why for words in _NO_ROOM))

@@ -83,6 +83,7 @@ _FIGURES = {
 }  # fmt: skip
 _WIDENING = 3.0  # the repeat is one sample of the reference's noise, the candidate is another
 _UNTOLD_SHARE = 0.1
+_COUNTS = 0.1
 _LITTLE = 0.1  # of a typical element: the gradient of a parameter without effect, such as a bias before batch norm
 _SHOWN = 4
 
@@ -131,6 +132,12 @@ def check_step(
 
 def repeat_noise(reference: StepSnapshot, again: StepSnapshot, precision: str) -> StepNoise:
     return StepNoise.of(differences(reference, again, LIMITS[precision].noise))
+
+
+def counts(noise: StepNoise, precision: str) -> bool:
+    """Is it a tenth of a limit somewhere? Then one repeat may have been close by luck."""
+    limits = LIMITS[precision]
+    return any(size > _COUNTS * _limit(limits, kind) for (kind, _), size in noise.sizes.items())
 
 
 def _limit(limits: DifferenceLimits, kind: str) -> float:

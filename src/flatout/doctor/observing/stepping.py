@@ -118,6 +118,7 @@ class Stepping:
         group = optimizer.param_groups[0] if optimizer.param_groups else {}
         kind = type(optimizer).__name__
         own = type(optimizer).__module__.startswith("torch.optim")
+        sparse = any(p.grad is not None and p.grad.layout != torch.strided for p in tensors)  # fused kernels refuse these
         return Optimizer(
             kind,
             self._made.get(optimizer, ""),
@@ -127,7 +128,7 @@ class Stepping:
             capturable=bool(group.get("capturable")),
             tensors=len(tensors),
             elements=sum(p.numel() for p in tensors),
-            can_fuse=own and kind in _FUSED and not group.get("differentiable") and not group.get("amsgrad"),
+            can_fuse=own and kind in _FUSED and not group.get("differentiable") and not group.get("amsgrad") and not sparse,
             on=tensors[0].device.type if tensors else "cpu",
             sizes=tuple(p.numel() for p in tensors),
             dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "float32",

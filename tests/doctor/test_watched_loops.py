@@ -1,4 +1,4 @@
-"""Which calls of a model are evaluations, and which only train now and then."""
+"""Short loops, watched: which calls of a model are evaluations, and which optimizers can be fused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import flatout as fo
+from flatout.boost.remedies.fused import Fused
 
 
 @pytest.mark.parametrize("goes_back", [True, False])
@@ -29,3 +30,18 @@ def test_a_line_that_seldom_runs_but_trains_is_no_evaluation(goes_back: bool) ->
     seldom = [call for call in seen.calls if call.between and call.between < 20]
     assert len(seldom) == 1
     assert seldom[0].is_in(seen.evaluations) == (not goes_back)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_an_optimizer_of_sparse_gradients_is_not_offered_a_fused_kernel(sparse: bool) -> None:
+    """torch's fused kernels refuse them."""
+    table = nn.EmbeddingBag(50, 4, mode="sum", sparse=sparse)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    with fo.doctor.watch(steps=9) as watched:
+        for step in range(14):
+            optimizer.zero_grad()
+            table(torch.arange(step, step + 8).view(4, 2)).square().mean().backward()
+            optimizer.step()
+    assert watched.diagnosis is not None
+    offers = Fused().offers(watched.diagnosis)
+    assert [one.name for one in offers] == ([] if sparse else ["fused_optimizer"])
