@@ -1,0 +1,51 @@
+"""How many requests of the canary a verdict takes, calculated before any is seen.
+
+The logarithm of an e-value is a sum over requests. Under a given pair of shares its mean and variance per request of the canary
+are known, so the number after which it has passed its threshold with a given probability is that of a normal random walk.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from flatout.measure.anytime.two_arms import LEAST, ODDS, ShareNull
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Requests of the canary: on average about `usual`, and `most` with the probability `power`. None: never."""
+
+    usual: int | None
+    most: int | None
+    power: float
+
+
+def needed(null: ShareNull, stable: float, canary: float, share: float, threshold: float, power: float = 0.97) -> Needed:
+    """For true shares of hits, a canary that gets this `share` of the requests, and a threshold of the log e-value."""
+    stable, canary = (min(1 - LEAST, max(LEAST, one)) for one in (stable, canary))
+    others = (1 - share) / share  # requests of the stable version for each of the canary
+    best = Needed(None, None, power)
+    outsides = null.outside(stable)
+    for outside, *near in zip(outsides, *null.nearest(others, 1.0, stable, outsides), strict=True):
+        mean = variance = 0.0
+        for n, true, taken, nearest in ((others, stable, stable, near[0]), (1.0, canary, float(outside), near[1])):
+            hit, miss = math.log(taken / float(nearest)), math.log((1 - taken) / (1 - float(nearest)))
+            mean += n * (true * hit + (1 - true) * miss)
+            variance += n * true * (1 - true) * (hit - miss) ** 2
+        if mean <= 0:
+            continue
+        wanted = threshold + math.log(len(ODDS))
+        z = NormalDist().inv_cdf(power)
+        root = (z * math.sqrt(variance) + math.sqrt(z * z * variance + 4 * mean * wanted)) / (2 * mean)
+        found = Needed(math.ceil(wanted / mean), math.ceil(root * root), power)
+        if best.most is None or (found.most is not None and found.most < best.most):
+            best = found
+    return best
+
+
+def requests_in_all(canary: int, share: float) -> int:
+    return int(np.ceil(canary / share))
