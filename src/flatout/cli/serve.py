@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flatout.base.errors import UsageError
 from flatout.cli.packages import package_folder
 from flatout.cli.places import cache_folder
+
+if TYPE_CHECKING:
+    from flatout.serving.canary.options import CanaryOptions
+    from flatout.serving.options import WantedModel
 
 Models = Annotated[
     list[str],
@@ -63,6 +68,32 @@ def serve(
     ] = None,
     sample: Annotated[float, typer.Option("--sample", help="Share of requests to keep as Parquet, 0 to 1.")] = 0.0,
     sample_to: Annotated[Path, typer.Option("--sample-to", help="The folder for them.")] = Path("served-samples"),
+    canary: Annotated[
+        str | None,
+        typer.Option("--canary", help="A package that gets a share of the requests, and is judged.", show_default=False),
+    ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option(
+            "--shadow", help="A package that gets copies of requests; its answers are compared only.", show_default=False
+        ),
+    ] = None,
+    share: Annotated[str, typer.Option("--share", help="Of the canary: its stages, until it gets all.")] = "1%,5%,25%",
+    canary_key: Annotated[
+        str | None,
+        typer.Option(
+            "--canary-key",
+            help="header:NAME or column:NAME: who has the same value stays with one version.",
+            show_default=False,
+        ),
+    ] = None,
+    keep_old: Annotated[str, typer.Option("--keep-old", help="How long the old version stays warm.")] = "10 min",
+    needs_labels: Annotated[
+        bool, typer.Option("--needs-labels", help="Promote only if POST /feedback shows that answers are as often right.")
+    ] = False,
+    state: Annotated[Path, typer.Option("--state", help="The folder for the canary's state and receipt.")] = Path(
+        "served-state"
+    ),
     max_body: Annotated[str, typer.Option("--max-body", help="Largest body of a request.")] = "64 MiB",
     connections: Annotated[int, typer.Option("--max-connections", min=1, help="For each process.")] = 4096,
     drain: Annotated[str, typer.Option("--drain", help="Time for requests under way after SIGTERM.")] = "30 s",
@@ -110,8 +141,40 @@ def serve(
         front=front,
         explains=explain,
     )
+    options = replace(options, canary=_canary(wanted, canary, shadow, share, canary_key, keep_old, needs_labels, state, runs))
     sys.path.insert(0, "")  # hooks may be in this folder
     sys.exit(serve_packages(wanted, options, opened=lambda url: _opened(url, [one.name for one in wanted]), say=_say))
+
+
+def _canary(
+    wanted: list[WantedModel],
+    canary: str | None,
+    shadow: str | None,
+    share: str,
+    key: str | None,
+    keep_old: str,
+    needs_labels: bool,
+    state: Path,
+    runs: Path,
+) -> CanaryOptions | None:
+    from flatout.base.units import parse_seconds
+    from flatout.serving.canary.limits import CanaryLimits, parse_shares
+    from flatout.serving.canary.options import CanaryOptions
+
+    if canary is not None and shadow is not None:
+        raise UsageError("a server has a canary or a shadow, not both")
+    given = canary if canary is not None else shadow
+    if given is None:
+        return None
+    name, package = _named(given)
+    if name is None and len(wanted) > 1:
+        raise UsageError(f"several models are served: write {'--canary' if canary else '--shadow'} NAME=PACKAGE")
+    if key is not None and (key.partition(":")[0] not in ("header", "column") or not key.partition(":")[2]):
+        raise UsageError(f"--canary-key is header:NAME or column:NAME, got {key!r}")
+    _, folder = package_folder(package, runs, _say)
+    limits = CanaryLimits(stages=parse_shares(share), needs_labels=needs_labels)
+    model = name if name is not None else wanted[0].name
+    return CanaryOptions(model, folder, state.resolve(), canary is None, key, parse_seconds(keep_old), limits)
 
 
 def _opened(url: str, names: list[str]) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from flatout.serving.canary import tally as canary_tally
+
 Array = np.ndarray[Any, Any]
 
 MOST_FRONTS, MOST_MODELS = 64, 32  # model 0 is for requests about no model
@@ -29,26 +31,37 @@ _SHAPES = _SUMS + len(PARTS)
 _FIELDS = _SHAPES + len(PARTS) * _BUCKETS
 _ABOUT_FRONT = 6  # connections, requests in flight, us of CPU, alive, samples kept, samples dropped
 _TALLIES = MOST_FRONTS * MOST_MODELS * _FIELDS
+_ABOUT_ALL = MOST_FRONTS * _ABOUT_FRONT
+_ARMS = MOST_FRONTS * 2 * canary_tally.FIELDS
 
 
 class SharedCounters:
     """One block of memory; `descriptor` hands it to other processes."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        size = 8 * (_TALLIES + MOST_FRONTS * _ABOUT_FRONT)
+        size = 8 * (_TALLIES + _ABOUT_ALL + _ARMS)
         if descriptor is None:
             descriptor = os.memfd_create("flatout-counters")
             os.ftruncate(descriptor, size)
         self.descriptor = descriptor
         words: Array = np.frombuffer(mmap.mmap(descriptor, size), np.int64)
         self._tallies = words[:_TALLIES].reshape(MOST_FRONTS, MOST_MODELS, _FIELDS)
-        self._fronts = words[_TALLIES:].reshape(MOST_FRONTS, _ABOUT_FRONT)
+        self._fronts = words[_TALLIES : _TALLIES + _ABOUT_ALL].reshape(MOST_FRONTS, _ABOUT_FRONT)
+        self._arms = words[_TALLIES + _ABOUT_ALL :].reshape(MOST_FRONTS, 2, canary_tally.FIELDS)
 
     def tally(self, front: int, model: int) -> FrontTally:
         return FrontTally(self._tallies[front, model])
 
     def about(self, front: int) -> AboutFront:
         return AboutFront(self._fronts[front])
+
+    def arms(self, front: int) -> Array:
+        """Of the stable version and of the canary, as this front has counted them."""
+        own: Array = self._arms[front]
+        return own
+
+    def arms_summed(self) -> Array:
+        return np.asarray(self._arms.sum(0))
 
     def connections(self) -> list[int]:
         """Of every front that takes connections."""

@@ -44,6 +44,9 @@ class Executors:
         self.by_name: dict[str, RunningExecutor] = {}
         self.current: tuple[str, ...] = ()  # those that get requests
         self.served: dict[str, RunningModel] = {}
+        self.beside: tuple[str, ...] = ()  # those of a canary
+        self.beside_model: RunningModel | None = None
+        self.beside_ends = 0  # how often a process of the canary has ended
         self.places: dict[str, int] = {}  # of counters, by the model's name
         self._versions: dict[str, int] = {}
         self._folders: set[Path] = set()  # of all versions that are kept
@@ -97,6 +100,27 @@ class Executors:
                     self._end(executor)
                 raise problem
         return found
+
+    async def start_beside(self, wanted: WantedModel) -> RunningModel:
+        """A canary, in processes of its own: what it does to them harms nobody else. One on each device."""
+        model = await self._versioned(wanted)
+        generation = next(self._generations)
+        names = [f"{device}/{generation}/canary" for device in self.devices]
+        self.beside, self.beside_model, self.beside_ends = tuple(names), model, 0
+        try:
+            for name, device in zip(names, self.devices, strict=True):
+                await self._ready(name, device, (model,))
+        except BaseException:
+            self.end_beside(())
+            raise
+        return model
+
+    def end_beside(self, fronts: Collection[int]) -> None:
+        """These fronts were told to ask it no more."""
+        names, self.beside, self.beside_model = self.beside, (), None
+        for name in names:
+            self.retire(name, fronts)
+        self.forget_versions()
 
     def serve_from(self, executors: Sequence[RunningExecutor]) -> None:
         self.current = tuple(executor.name for executor in executors)
@@ -176,13 +200,16 @@ class Executors:
         self._end(executor)
         if executor.retires or self._processes.is_over:
             return
-        self._say(f"the process of the models {how}; a new one is started, and asked again for what was not answered")
+        is_canary = executor.name in self.beside
+        self.beside_ends += is_canary
+        of = "canary" if is_canary else "models"
+        self._say(f"the process of the {of} {how}; a new one is started, and asked again for what was not answered")
         self._processes.later(self._replace(executor))
 
     async def _replace(self, ended: RunningExecutor) -> None:
         while not self._processes.is_over:  # also while draining: what was accepted is answered
             await asyncio.sleep(self._processes.pause_s())
-            if ended.name not in self.current:
+            if ended.name not in (*self.current, *self.beside):
                 return
             try:
                 await self._ready(ended.name, ended.device, ended.models)
@@ -232,6 +259,7 @@ class Executors:
     def forget_versions(self) -> None:
         """Folders of versions that no executor needs now."""
         used = {model.path for model in self.served.values()}
+        used |= {self.beside_model.path} if self.beside_model is not None else set()
         used |= {model.path for executor in self.by_name.values() for model in executor.models}
         for folder in self._folders - used:
             shutil.rmtree(folder, ignore_errors=True)

@@ -31,6 +31,8 @@ from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.counters import SharedCounters
 from flatout.serving.encryption import secured
 from flatout.serving.front.app import FrontApp
+from flatout.serving.front.canary_pages import canary_posts
+from flatout.serving.front.canary_split import SplitRule
 from flatout.serving.front.hooks import RowHooks, RowsHook
 from flatout.serving.front.limits import Limits
 from flatout.serving.front.preparing import Preparer
@@ -83,7 +85,7 @@ class Front:
         self._counters = counters
         self._about = counters.about(slot)
         self._closing: set[str] = set()  # executors that are not asked any more
-        self._replies: dict[int, Callable[[str | None], None]] = {}
+        self._replies: dict[int, Callable[[Mapping[str, Any]], None]] = {}
         self._asked = 0
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._messages: asyncio.Queue[ControlMessage] = asyncio.Queue()
@@ -104,7 +106,8 @@ class Front:
         self._samples = sample_files(self._options, lambda line: loop.call_soon_threadsafe(self._tell, line))
         self._pages = ServerPages(self._counters, self._watching)
         self._app = FrontApp({}, self._lane, self._watching, self, Limits(**self._options.limits), self._options.token,
-                             self._hooks, self._pages.routes(), self._samples)  # fmt: skip
+                             self._hooks, self._pages.routes(), self._samples, self._watching.arms,
+                             canary_posts(self._ask_supervisor))  # fmt: skip
         self._app.ready = False
         self._grpc = grpc_port(self._options, self._app)
         self._app.start(loop)
@@ -143,7 +146,7 @@ class Front:
         content = message.content
         match content["do"]:
             case "models":
-                await self._take_models(content["models"])
+                await self._take_models(content["models"], content["canary"])
                 self._say("took", change=content["change"])
             case "attach":
                 (stream,) = message.descriptors
@@ -156,22 +159,22 @@ class Front:
             case "status":
                 self._pages.heard(content["status"])
             case "reply":
-                self._replies.pop(content["ask"])(content["problem"])
+                self._replies.pop(content["ask"])(content)
             case "drain":
                 self._keep(self._drain())
 
-    async def _take_models(self, written: Sequence[Mapping[str, Any]]) -> None:
+    async def _take_models(self, written: Sequence[Mapping[str, Any]], canary: Mapping[str, Any] | None) -> None:
         """Packages are read in a thread: requests are answered meanwhile."""
         known = {model.number: model for versions in self._models.values() for model in versions.values()}
-        models = {}
-        for one in written:
+        models: dict[str, dict[str, ServedModel]] = {}
+        for one in [*([] if canary is None else [canary["model"]]), *written]:  # the stable version is the newest
             before = known.get(one["number"])
             model = before if before is not None else await asyncio.to_thread(served, one)
-            models[model.name] = {model.version: model}
+            models.setdefault(model.name, {})[model.version] = model
         self._models = models
         self._watching.places = {one["name"]: one["place"] for one in written}
         self._pages.models = {name: list(versions.values())[-1] for name, versions in models.items()}
-        self._app.swap(models)
+        self._app.swap(models, None if canary is None else SplitRule.from_json(canary["rule"]))
         if not self._app.ready:
             slowest_s = max(map(row_seconds, self._pages.models.values()), default=0.0)
             self._say("ready", [self._lane.descriptor], row_s=_HTTP_S + slowest_s)
@@ -301,15 +304,15 @@ class Front:
         return [RepositoryEntry(name, list(versions)[-1], "READY") for name, versions in self._models.items()]
 
     def load(self, name: str, done: Callable[[str | None], None]) -> None:
-        self._ask("load", name, done)
+        self._ask_supervisor("load", lambda said: done(said["problem"]), name=name)
 
     def unload(self, name: str, done: Callable[[str | None], None]) -> None:
-        self._ask("unload", name, done)
+        self._ask_supervisor("unload", lambda said: done(said["problem"]), name=name)
 
-    def _ask(self, what: str, name: str, done: Callable[[str | None], None]) -> None:
+    def _ask_supervisor(self, what: str, done: Callable[[Mapping[str, Any]], None], **content: Any) -> None:
         self._asked += 1
         self._replies[self._asked] = done
-        self._say(what, ask=self._asked, name=name)
+        self._say(what, ask=self._asked, **content)
 
 
 def served(written: Mapping[str, Any]) -> ServedModel:

@@ -43,7 +43,35 @@ def metrics_text(counters: SharedCounters, versions: Mapping[str, tuple[str, int
     lines += _family("flatout_fronts", "Processes that take connections", "gauge", [("", status.get("fronts", 1))])
     cpu = [('{process="fronts"}', counters.cpu_s()), ('{process="executor"}', status.get("executor_cpu_s", 0.0))]
     lines += _family("flatout_cpu_seconds_total", "CPU time", "counter", cpu)
+    if status.get("canary"):
+        lines += _canary(status["canary"])
     return "\n".join(lines) + "\n"
+
+
+def _canary(canary: Mapping[str, Any]) -> list[str]:
+    model = _escaped(canary["model"])
+    counts = [(f'{{model="{model}",arm="{arm}",outcome="{outcome}"}}', count)
+              for arm, all_of_it in canary["requests"].items()
+              for outcome, count in (("failed", canary["failed"][arm]),
+                                     ("answered", all_of_it - canary["failed"][arm]))]  # fmt: skip
+    labelled = [(f'{{model="{model}",arm="{arm}"}}', count) for arm, count in canary["labelled"].items()]
+    words = "E-value against the canary; it is rolled back where flatout_canary_evidence_needed is reached"
+    found = [
+        *_family("flatout_canary", "1, with the state of the canary", "gauge",
+                 [(f'{{model="{model}",status="{canary["status"]}"}}', 1)]),
+        *_family("flatout_canary_share", "Of the requests", "gauge", [(f'{{model="{model}"}}', canary["share"])]),
+        *_family("flatout_canary_requests_total", "Requests while the canary was judged", "counter", counts),
+        *_family("flatout_canary_labels_total", "Answers with a label", "counter", labelled),
+        *_family("flatout_canary_evidence", words, "gauge", [(f'{{model="{model}"}}', canary["evidence"]["against"])]),
+        *_family("flatout_canary_evidence_needed", "See flatout_canary_evidence", "gauge",
+                 [(f'{{model="{model}"}}', canary["evidence"]["needed"])]),
+    ]  # fmt: skip
+    shadowed = canary.get("shadowed")
+    if shadowed:
+        answers = [(f'{{model="{model}",compared="{name}"}}', shadowed[key]) for name, key in
+                   (("same", "same"), ("different", "different"), ("not_copied", "not_copied"))]  # fmt: skip
+        found += _family("flatout_shadow_answers_total", "Copies of requests for the shadow", "counter", answers)
+    return found
 
 
 def _triton(counters: SharedCounters, name: str, place: int, status: Mapping[str, Any]) -> list[float]:

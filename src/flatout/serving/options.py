@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flatout.serving.canary.options import CanaryOptions
+
 
 @dataclass(frozen=True)
 class WantedModel:
@@ -61,4 +63,5 @@ class ServeOptions:
     hang_s: float = 20.0
     cache: Path | None = None
     explains: bool = False
+    canary: CanaryOptions | None = None
     front: FrontOptions = field(default_factory=FrontOptions)

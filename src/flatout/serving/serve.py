@@ -22,6 +22,9 @@ from flatout.base.latency_goal import LatencyGoal
 from flatout.base.listening import bound_socket
 from flatout.base.passing import passing_folder
 from flatout.packaging.package import open_package
+from flatout.serving.canary.comparable import answer_kind, check_replaces
+from flatout.serving.canary.options import CanaryOptions
+from flatout.serving.canary.rollout import Rollout
 from flatout.serving.counters import MOST_FRONTS, MOST_MODELS
 from flatout.serving.encryption import secured
 from flatout.serving.options import ServeOptions, WantedModel
@@ -77,7 +80,8 @@ async def _run(
         if options.grpc_port is not None:
             reserved = stack.enter_context(shared_port(options.host, options.grpc_port))
             options = replace(options, front=replace(options.front, grpc_address=shown_address(reserved.getsockname())))
-        supervisor = Supervisor(models, options, template, kept, say)
+        rollout = None if options.canary is None else rollout_of(models, options.canary, say)
+        supervisor = Supervisor(models, options, template, kept, say, rollout)
         scheme = "http" if options.front.certificate is None else "https"
         url = f"{scheme}://{shown_address(supervisor.address)}"
 
@@ -87,6 +91,16 @@ async def _run(
                 say(f"gRPC at {options.front.grpc_address}")
 
         return await supervisor.run(answers)
+
+
+def rollout_of(models: Sequence[WantedModel], canary: CanaryOptions, say: Callable[[str], None]) -> Rollout:
+    """UsageError if the canary can't take the place of the model that it is for."""
+    stable = next((open_package(one.path) for one in models if one.name == canary.model), None)
+    if stable is None:
+        raise UsageError(f"the canary is for the model {canary.model!r}; served are {', '.join(one.name for one in models)}")
+    package = open_package(canary.path)
+    check_replaces(stable, package, canary.model)
+    return Rollout(canary, stable.folder.hash, package.folder.hash, answer_kind(stable), say)
 
 
 def shared_port(host: str, port: int) -> socket.socket:
@@ -125,6 +139,9 @@ def check(models: Sequence[WantedModel], options: ServeOptions) -> None:
         raise UsageError(f"the number of processes for models is 1 to {MOST_EXECUTORS}, got {options.executors}")
     if len(models) >= MOST_MODELS:
         raise UsageError(f"a server has at most {MOST_MODELS - 1} models, got {len(models)}")
+    if options.canary is not None:
+        rollout_of(models, options.canary, lambda line: None)
+        _check_folder(options.canary.folder, "the state of a canary")
     _check_device(options.device)
     if options.photos_on not in ("auto", "host", "device"):
         raise UsageError(f"--photos-on is auto, host or device, got {options.photos_on!r}")
@@ -139,13 +156,13 @@ def check(models: Sequence[WantedModel], options: ServeOptions) -> None:
         _check_folder(Path(options.front.sample_folder))
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, of: str = "sampled requests") -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UsageError(f"the folder for sampled requests, {folder}, can't be written: {error.strerror}") from error
+        raise UsageError(f"the folder for {of}, {folder}, can't be written: {error.strerror}") from error
 
 
 def _check_grpc() -> None:

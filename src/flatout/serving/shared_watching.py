@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flatout.serving.access_log import AccessLog
+from flatout.serving.canary.tally import add_requests
 from flatout.serving.counters import FrontTally, SharedCounters
+from flatout.serving.front.exchange import CANARY, INSTEAD, STABLE
 from flatout.serving.front.watching import AnsweredRequest, ModelStatistics, spent_times
 
 _MOST_PENDING = 2000
@@ -16,6 +18,7 @@ class SharedWatching:
 
     def __init__(self, counters: SharedCounters, slot: int, log: AccessLog | None) -> None:
         self._counters, self._slot, self._log = counters, slot, log
+        self.arms = counters.arms(slot)
         self.places: Mapping[str, int] = {}
         self.batches: Mapping[str, Mapping[str, float]] = {}  # by model, what executors say
         self._tallies: dict[int, FrontTally] = {}
@@ -41,8 +44,19 @@ class SharedWatching:
             if tally is None:
                 tally = self._tallies[place] = self._counters.tally(self._slot, place)
             tally.add([one.status_code for one in some], sum([one.rows for one in some]), spent_times(some))
+        judged = [one for one in pending if one.arm and not 400 <= one.status_code < 500]  # those are the client's mistakes
+        if judged:
+            self._count_arms(judged)
         if self._log is not None:
             self._log.write(pending)
+
+    def _count_arms(self, judged: list[AnsweredRequest]) -> None:
+        """What the stable version answered instead of the canary is a failure of the canary."""
+        for arm, tally in ((STABLE, self.arms[0]), (CANARY, self.arms[1]), (INSTEAD, self.arms[1])):
+            some = [one for one in judged if one.arm == arm]
+            if some:
+                failed = [arm == INSTEAD or one.status_code >= 500 for one in some]
+                add_requests(tally, failed, [one.total_s for one in some])
 
     def statistics(self, name: str, version: str) -> ModelStatistics:
         """Of all versions of a model together, over all fronts."""

@@ -22,6 +22,7 @@ from flatout.base.fork_server import ForkServer
 from flatout.base.listening import bound_socket
 from flatout.base.tree import to_text
 from flatout.machine.host import usable_cores
+from flatout.serving.canary.rollout import Rollout, RolloutStatus
 from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.counters import MOST_FRONTS, SharedCounters
 from flatout.serving.executors import Executors
@@ -49,9 +50,18 @@ class Supervisor:
     """`kept` is a folder for the packages that are served: those given may be replaced at any time."""
 
     def __init__(
-        self, models: Sequence[WantedModel], options: ServeOptions, template: ForkServer, kept: Path, say: Say
+        self,
+        models: Sequence[WantedModel],
+        options: ServeOptions,
+        template: ForkServer,
+        kept: Path,
+        say: Say,
+        rollout: Rollout | None = None,
     ) -> None:
         self._known = {model.name: model for model in models}
+        self._rollout, self._patience_s = rollout, 0.0
+        if rollout is not None and rollout.status is RolloutStatus.PROMOTED:  # before this server started
+            self._known[rollout.options.model] = self._next_version(rollout)
         self._wanted = dict(self._known)
         self._options, self._kept, self._say = options, kept, say
         self._processes = Processes(template)
@@ -123,6 +133,8 @@ class Supervisor:
         self._listening.listen(4096)
         self._warm = True
         self._broadcast({"do": "open"})
+        if self._rollout is not None and not self._rollout.is_over:
+            self._processes.later(self._start_canary(self._rollout))
 
     async def _drain(self) -> None:
         """Fronts stop taking connections, answer what they have read, and close."""
@@ -173,7 +185,7 @@ class Supervisor:
             {**vars(one), "path": str(one.path), "takes_files": all(one.number in other.takes_files for other in running)}
             for one in self._executors.served.values()
         ]
-        return {"do": "models", "models": models, "change": self._changes}
+        return {"do": "models", "models": models, "change": self._changes, "canary": self._canary_message()}
 
     def _connect_to_all(self, executor: RunningExecutor) -> None:
         for front in self._fronts.values():
@@ -214,6 +226,8 @@ class Supervisor:
                 front.took = content["change"]
             case "drained":
                 front.drained = True
+            case "label" | "decide":
+                self._answer(front, content)
             case "load" | "unload":
                 self._processes.later(self._changed(front, content))
             case "event":
@@ -269,6 +283,8 @@ class Supervisor:
 
     def _with_change(self, content: Mapping[str, Any]) -> dict[str, WantedModel]:
         name, wanted = content["name"], dict(self._wanted)
+        if self._rollout is not None and self._rollout.options.model == name and self._executors.beside:
+            raise MachineError(f"a canary of {name} is there: promote it or roll it back first (POST /canary)")
         if name not in (self._known if content["say"] == "load" else wanted):
             raise MachineError(f"no model {name!r} to {content['say']}; there are {', '.join(self._known)}")
         if content["say"] == "unload":
@@ -302,6 +318,106 @@ class Supervisor:
         while any(front.is_ready and front.took < change for front in self._fronts.values()) and not self._processes.is_over:
             await asyncio.sleep(_TAKEN_LOOK_S)
 
+    # ---- a canary ----
+
+    def _next_version(self, rollout: Rollout) -> WantedModel:
+        name = rollout.options.model
+        return WantedModel(name, rollout.options.path, self._known[name].goal)
+
+    async def _start_canary(self, rollout: Rollout) -> None:
+        try:
+            async with self._swapping:
+                await self._executors.start_beside(self._next_version(rollout))
+        except FlatoutError as error:
+            if not self._processes.is_over:
+                rollout.fail(f"it can't be started: {error}")
+            return
+        kind = "shadow" if rollout.options.shadow else f"canary with {100 * rollout.share:g}% of the requests"
+        self._say(f"{rollout.options.path} is there as a {kind} of {rollout.options.model}")
+        self._tell_fronts()
+
+    def _canary_message(self) -> dict[str, Any] | None:
+        rollout, model = self._rollout, self._executors.beside_model
+        ready = [self._executors.by_name.get(name) for name in self._executors.beside]
+        if rollout is None or model is None or not any(one is not None and one.is_ready for one in ready):
+            return None
+        self._patience_s = rollout.patience_s()
+        takes = all(one is not None and model.number in one.takes_files for one in ready)
+        return {
+            "model": {**vars(model), "path": str(model.path), "takes_files": takes},
+            "rule": {
+                "name": model.name,
+                "version": model.version,
+                "share": rollout.share,
+                "secret": rollout.secret.hex(),
+                "key": rollout.options.key,
+                "patience_s": self._patience_s,
+                "shadow": rollout.options.shadow,
+                "edges": rollout.edges,
+            },
+        }
+
+    def _tell_fronts(self) -> None:
+        self._changes += 1
+        self._broadcast(self._models_message())
+
+    def _look_at_canary(self) -> None:
+        rollout = self._rollout
+        if rollout is None:
+            return
+        if rollout.look(self.counters.arms_summed(), self._executors.beside_ends):
+            self._after_verdict(rollout)
+        rollout.save(_BEAT_S)
+
+    def _after_verdict(self, rollout: Rollout) -> None:
+        self._tell_fronts()
+        self._broadcast({"do": "status", "status": self.status()})
+        if rollout.status is RolloutStatus.ROLLED_BACK:
+            self._end_canary()
+        elif rollout.status is RolloutStatus.PROMOTED:
+            self._processes.later(self._take_over(rollout))
+
+    def _end_canary(self) -> None:
+        names = self._executors.beside
+        fronts = [front.slot for front in self._fronts.values() if front.is_ready]
+        for name in names:
+            self._broadcast({"do": "retire", "executor": name})
+        self._executors.end_beside(fronts)
+        self._tell_fronts()
+
+    async def _take_over(self, rollout: Rollout) -> None:
+        """When the old version need not be warm any longer, the new one is served as any other model."""
+        await asyncio.sleep(rollout.options.keep_s)
+        if rollout.status is not RolloutStatus.PROMOTED or self._stops.is_set():
+            return
+        try:
+            async with self._swapping:
+                name = rollout.options.model
+                self._known[name] = self._next_version(rollout)
+                await self._swapped({**self._wanted, name: self._known[name]}, [name])
+                self._end_canary()
+        except FlatoutError as error:
+            self._say(f"the promoted version stays a canary with all requests: {error}")
+
+    def _answer(self, front: RunningFront, content: Mapping[str, Any]) -> None:
+        """What a client asks about the canary, by way of a front."""
+        rollout, found = self._rollout, []
+        if rollout is None:
+            found = [{"status": 404, "why": "this server has no canary and no shadow: start it with --canary or --shadow"}]
+        elif content["say"] == "label":
+            found = [vars(rollout.label(one.get("id"), one.get("label"))) for one in content["labels"]]
+        else:
+            try:
+                if not self._executors.beside:
+                    raise UsageError(f"the canary of {rollout.options.model} is not there any more: it was {rollout.status}")
+                rollout.decide(RolloutStatus(content["status"]))
+                self._after_verdict(rollout)
+                found = [{"status": 200, "why": ""}]
+            except UsageError as error:
+                found = [{"status": 409, "why": str(error)}]
+        with suppress(OSError):
+            front.line.send({"do": "reply", "ask": content["ask"], "problem": None, "found": found})
+
     # ---- watching ----
 
     async def _watch(self) -> None:
@@ -318,6 +434,7 @@ class Supervisor:
             if not self._processes.can_start():
                 raise MachineError("the process that starts the others was ended; start the server again")
             self._end_hanging(now_s)
+            self._look_at_canary()
             if now_s >= beat_s:
                 beat_s = now_s + _BEAT_S
                 for executor in self._executors.by_name.values():
@@ -327,8 +444,17 @@ class Supervisor:
                 status = self.status()
                 self._broadcast({"do": "status", "status": status})
                 self._add_front_if_busy()
+                self._revise_patience()
                 if self._options.explains and self._warm:
                     self._explain(status)
+
+    def _revise_patience(self) -> None:
+        rollout = self._rollout
+        if rollout is None or not self._executors.beside or not self._patience_s:
+            return
+        now_s = rollout.patience_s()
+        if not 0.5 < now_s / self._patience_s < 2.0:
+            self._tell_fronts()
 
     def _explain(self, status: Mapping[str, Any]) -> None:
         self._history.look(self._executors.places, status)
@@ -367,6 +493,7 @@ class Supervisor:
             "executor_cpu_s": sum(one.statistics.get("cpu_s", 0.0) for one in executors.running()),
             "cores": self._cores,
             "models": executors.sums(),
+            "canary": None if self._rollout is None else self._rollout.summary(),
             "goals": {one.name: one.goal for one in executors.served.values()},
         }
 

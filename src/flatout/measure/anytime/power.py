@@ -10,13 +10,11 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-import numpy as np
-
 from flatout.measure.anytime.two_arms import LEAST, ODDS, ShareNull
 
 
 @dataclass(frozen=True)
-class Needed:
+class RequestsNeeded:
     """Requests of the canary: on average about `usual`, and `most` with the probability `power`. None: never."""
 
     usual: int | None
@@ -24,11 +22,13 @@ class Needed:
     power: float
 
 
-def needed(null: ShareNull, stable: float, canary: float, share: float, threshold: float, power: float = 0.97) -> Needed:
+def needed(
+    null: ShareNull, stable: float, canary: float, share: float, threshold: float, power: float = 0.97
+) -> RequestsNeeded:
     """For true shares of hits, a canary that gets this `share` of the requests, and a threshold of the log e-value."""
     stable, canary = (min(1 - LEAST, max(LEAST, one)) for one in (stable, canary))
     others = (1 - share) / share  # requests of the stable version for each of the canary
-    best = Needed(None, None, power)
+    best = RequestsNeeded(None, None, power)
     outsides = null.outside(stable)
     for outside, *near in zip(outsides, *null.nearest(others, 1.0, stable, outsides), strict=True):
         mean = variance = 0.0
@@ -41,11 +41,7 @@ def needed(null: ShareNull, stable: float, canary: float, share: float, threshol
         wanted = threshold + math.log(len(ODDS))
         z = NormalDist().inv_cdf(power)
         root = (z * math.sqrt(variance) + math.sqrt(z * z * variance + 4 * mean * wanted)) / (2 * mean)
-        found = Needed(math.ceil(wanted / mean), math.ceil(root * root), power)
+        found = RequestsNeeded(math.ceil(wanted / mean), math.ceil(root * root), power)
         if best.most is None or (found.most is not None and found.most < best.most):
             best = found
     return best
-
-
-def requests_in_all(canary: int, share: float) -> int:
-    return int(np.ceil(canary / share))

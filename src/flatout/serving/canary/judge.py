@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.measure.anytime.power import Needed, needed
+from flatout.measure.anytime.power import RequestsNeeded, needed
 from flatout.measure.anytime.rates import share_interval
 from flatout.measure.anytime.two_arms import ArmCounts, ShareNull, TwoArmTest, log_mean
 from flatout.serving.canary import tally
@@ -31,7 +31,7 @@ _FEW_STABLE = 200  # earlier requests, from which a quantile is known well enoug
 _MOST_STEPS = 8 * tally.STEPS
 
 
-class Figure(StrEnum):
+class JudgedFigure(StrEnum):
     ERRORS = "errors"
     LATENCY = "latency"
     PREDICTIONS = "predictions"
@@ -43,7 +43,7 @@ class Figure(StrEnum):
 class _Test:
     """One null. `stage` is None for the tests that roll back. `place` is a class, `quantile` one of the stable version."""
 
-    figure: Figure
+    figure: JudgedFigure
     null: ShareNull
     weight: float
     stage: int | None = None
@@ -55,7 +55,7 @@ class _Test:
     def name(self) -> str:
         if self.quantile:
             return f"{self.figure} p{100 * self.quantile:g}"
-        return f"{self.figure} (class {self.place})" if self.figure is Figure.PREDICTIONS else str(self.figure)
+        return f"{self.figure} (class {self.place})" if self.figure is JudgedFigure.PREDICTIONS else str(self.figure)
 
 
 class CanaryJudge:
@@ -101,14 +101,14 @@ class CanaryJudge:
     def _counts_of(self, test: _Test, stable: Array, canary: Array) -> tuple[Array, Array, Array, Array]:
         arms = (stable, canary)
         match test.figure:
-            case Figure.ERRORS:
+            case JudgedFigure.ERRORS:
                 found = [(arm[..., tally.REQUESTS], arm[..., tally.FAILED]) for arm in arms]
-            case Figure.WRONG:
+            case JudgedFigure.WRONG:
                 found = [(arm[..., tally.LABELLED], arm[..., tally.WRONG]) for arm in arms]
-            case Figure.PREDICTIONS:
+            case JudgedFigure.PREDICTIONS:
                 found = [(arm[..., tally.PREDICTED].sum(-1), arm[..., tally.PREDICTED][..., test.place]) for arm in arms]
-            case Figure.LATENCY | Figure.MISSES:
-                where = tally.SLOW if test.figure is Figure.LATENCY else tally.MISSES
+            case JudgedFigure.LATENCY | JudgedFigure.MISSES:
+                where = tally.SLOW if test.figure is JudgedFigure.LATENCY else tally.MISSES
                 earlier = self._seen[0][..., where]
                 known = earlier.sum(-1) >= _FEW_STABLE
                 place = quantile_step(earlier, test.quantile)
@@ -150,15 +150,15 @@ class CanaryJudge:
                  if one.stage == stage and not is_there and (one.weight > 0 or self.limits.needs_labels)]  # fmt: skip
         return list(dict.fromkeys(names))
 
-    def needs(self, stage: int, power: float = 0.97) -> dict[str, dict[str, Needed]]:
+    def needs(self, stage: int, power: float = 0.97) -> dict[str, dict[str, RequestsNeeded]]:
         """Requests of the canary: until a bad version is rolled back (`caught`), and until one that equals the stable version
         passes (`passed`), by figure. From the stable version's requests so far; a figure without any is left out."""
-        found: dict[str, dict[str, Needed]] = {}
+        found: dict[str, dict[str, RequestsNeeded]] = {}
         share, total = self.limits.stages[stage], self._weights[self._worse].sum()
         seen = self._seen[0] + self._pending[0]
         for one in self._tests:
             rates = _rates(one, seen, self.limits)
-            if rates is None or one.stage not in (None, stage) or one.figure is Figure.PREDICTIONS:
+            if rates is None or one.stage not in (None, stage) or one.figure is JudgedFigure.PREDICTIONS:
                 continue
             threshold = math.log(1 / self.limits.promote_error)
             if one.stage is None:
@@ -170,12 +170,12 @@ class CanaryJudge:
     def figures(self) -> list[dict[str, Any]]:
         """Both versions' figures, with intervals that hold at all times, for pages and receipts."""
         stable, canary = (seen + pending for seen, pending in zip(self._seen, self._pending, strict=True))
-        rows = [_share_row(Figure.ERRORS, stable, canary, tally.REQUESTS, tally.FAILED)]
+        rows = [_share_row(JudgedFigure.ERRORS, stable, canary, tally.REQUESTS, tally.FAILED)]
         if canary[tally.LABELLED]:
-            rows.append(_share_row(Figure.WRONG, stable, canary, tally.LABELLED, tally.WRONG))
+            rows.append(_share_row(JudgedFigure.WRONG, stable, canary, tally.LABELLED, tally.WRONG))
         for quantile in QUANTILES:
             values = [_quantile_s(arm[tally.SLOW], quantile) for arm in (stable, canary)]
-            rows.append({"figure": f"{Figure.LATENCY} p{100 * quantile:g}", "stable": values[0], "canary": values[1]})
+            rows.append({"figure": f"{JudgedFigure.LATENCY} p{100 * quantile:g}", "stable": values[0], "canary": values[1]})
         return rows
 
     # ---- on disk ----
@@ -219,32 +219,32 @@ def _tests(limits: CanaryLimits, classes: int, numeric: bool) -> list[_Test]:
         def steps(allowed: float, bad: float, is_worse: bool = is_worse, times: float = times) -> int:
             return min(_MOST_STEPS, tally.steps_of_factor(allowed if is_worse else bad**times))
 
-        made.append(_Test(Figure.ERRORS, null(limits.errors_allowed, limits.errors_bad), 1.0, stage))
+        made.append(_Test(JudgedFigure.ERRORS, null(limits.errors_allowed, limits.errors_bad), 1.0, stage))
         slow, how_slow = ShareNull(above=not is_worse), steps(limits.latency_allowed, limits.latency_bad)
-        made += [_Test(Figure.LATENCY, slow, 1 / len(QUANTILES), stage, quantile=q, steps=how_slow) for q in QUANTILES]
+        made += [_Test(JudgedFigure.LATENCY, slow, 1 / len(QUANTILES), stage, quantile=q, steps=how_slow) for q in QUANTILES]
         labels = 1.0 if is_worse or limits.needs_labels else 0.0
         if numeric:
-            made += [_Test(Figure.MISSES, slow, labels / 2, stage, quantile=q, steps=how_slow) for q in QUANTILES[:2]]
+            made += [_Test(JudgedFigure.MISSES, slow, labels / 2, stage, quantile=q, steps=how_slow) for q in QUANTILES[:2]]
         else:
-            made.append(_Test(Figure.WRONG, null(limits.wrong_allowed, limits.wrong_bad), labels, stage))
+            made.append(_Test(JudgedFigure.WRONG, null(limits.wrong_allowed, limits.wrong_bad), labels, stage))
         if is_worse:
             allowed, each = limits.shift_allowed, 1 / max(1, 2 * classes)
             for place in range(classes):
-                made.append(_Test(Figure.PREDICTIONS, ShareNull(1.0, allowed), each, None, place))
-                made.append(_Test(Figure.PREDICTIONS, ShareNull(1.0, -allowed, True), each, None, place))
+                made.append(_Test(JudgedFigure.PREDICTIONS, ShareNull(1.0, allowed), each, None, place))
+                made.append(_Test(JudgedFigure.PREDICTIONS, ShareNull(1.0, -allowed, True), each, None, place))
     return made
 
 
 def _rates(test: _Test, stable: Array, limits: CanaryLimits) -> tuple[float, float] | None:
     """Of the hits of a test, in the stable version and in a canary that is bad (roll back) or equal (promote)."""
-    if test.figure in (Figure.ERRORS, Figure.WRONG):
-        n, hits = (tally.REQUESTS, tally.FAILED) if test.figure is Figure.ERRORS else (tally.LABELLED, tally.WRONG)
+    if test.figure in (JudgedFigure.ERRORS, JudgedFigure.WRONG):
+        n, hits = (tally.REQUESTS, tally.FAILED) if test.figure is JudgedFigure.ERRORS else (tally.LABELLED, tally.WRONG)
         if not stable[n]:
             return None
         rate = float(stable[hits] + 0.5) / float(stable[n] + 1)
-        bad = limits.errors_bad if test.figure is Figure.ERRORS else limits.wrong_bad
+        bad = limits.errors_bad if test.figure is JudgedFigure.ERRORS else limits.wrong_bad
         return rate, min(1.0, rate + bad) if test.stage is None else rate
-    counts = stable[tally.SLOW if test.figure is Figure.LATENCY else tally.MISSES]
+    counts = stable[tally.SLOW if test.figure is JudgedFigure.LATENCY else tally.MISSES]
     if counts.sum() < _FEW_STABLE:
         return None
     place, total = quantile_step(counts, test.quantile), float(counts.sum())
@@ -264,7 +264,7 @@ def _slower_tail(shares: Array, quantile: float, factor: float, step: int) -> fl
     return float((shares * np.clip(moved - step, 0.0, 1.0)).sum())
 
 
-def _share_row(figure: Figure, stable: Array, canary: Array, n: int, hits: int) -> dict[str, Any]:
+def _share_row(figure: JudgedFigure, stable: Array, canary: Array, n: int, hits: int) -> dict[str, Any]:
     row: dict[str, Any] = {"figure": str(figure)}
     for name, arm in (("stable", stable), ("canary", canary)):
         count, hit = int(arm[n]), int(arm[hits])

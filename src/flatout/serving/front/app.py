@@ -13,7 +13,8 @@ import asyncio
 from collections.abc import Mapping
 from time import perf_counter
 
-from flatout.serving.asking import Asking, ServedModel
+from flatout.serving.asking import Array, Asking, ServedModel
+from flatout.serving.front.canary_split import CanarySplit, SplitRule
 from flatout.serving.front.desk import Desk
 from flatout.serving.front.hooks import RowHooks
 from flatout.serving.front.http import HttpConnection
@@ -24,14 +25,15 @@ from flatout.serving.front.openapi import openapi_page
 from flatout.serving.front.repository import Repository
 from flatout.serving.front.routing import Page, build_routes
 from flatout.serving.front.sampling_desk import AnyDesk, KeepsSamples, SamplingDesk
-from flatout.serving.front.site import Routes, Site
+from flatout.serving.front.site import Handler, Routes, Site
 from flatout.serving.front.watching import Watching
 
 Versions = Mapping[str, Mapping[str, ServedModel]]
 
 
 class FrontApp:
-    """`models`: by name, then by version, the newest last. `extra_routes`: further GET paths, as "/metrics"."""
+    """`models`: by name, then by version, the newest last. `extra_routes`: further GET paths, as "/metrics". `arms`: where what
+    versions did is counted while a canary is judged."""
 
     def __init__(
         self,
@@ -44,11 +46,15 @@ class FrontApp:
         hooks: RowHooks | None = None,
         extra_routes: Mapping[str, Page] | None = None,
         samples: KeepsSamples | None = None,
+        arms: Array | None = None,
+        extra_posts: Mapping[str, Handler] | None = None,
     ) -> None:
         self._watching, self._repository = watching, repository
         self._limits = limits or Limits()
         desk = Desk(asking, hooks or RowHooks(), self._limits)
         self._desk: AnyDesk = desk if samples is None else SamplingDesk(desk, samples)
+        self._arms, self._extra_posts = arms, dict(extra_posts or {})
+        self._rule: SplitRule | None = None
         self._extra, self._has_token = dict(extra_routes or {}), token is not None
         self.ready = True
         self._views: list[ModelView] = []
@@ -82,7 +88,9 @@ class FrontApp:
     def draining(self, draining: bool) -> None:
         self._site.draining = draining
 
-    def swap(self, models: Versions) -> None:
+    def swap(self, models: Versions, rule: SplitRule | None = None) -> None:
+        """`rule`: one of the models has a canary; it is among its versions."""
+        self._rule = rule
         self._site.routes = self._routes(models)
 
     def protocol_factory(self) -> HttpConnection:
@@ -111,4 +119,12 @@ class FrontApp:
         }
         self._views = [view for versions in views.values() for view in versions.values()]
         pages = OipPages(views, self._watching, self._repository, lambda: self.ready)
-        return build_routes(views, self._desk, pages, self._extra, openapi_page(views, self._has_token))
+        openapi = openapi_page(views, self._has_token)
+        return build_routes(views, self._desk, pages, self._extra, openapi, self._splits(views), self._extra_posts)
+
+    def _splits(self, views: Mapping[str, Mapping[str, ModelView]]) -> dict[str, CanarySplit]:
+        rule, arms = self._rule, self._arms
+        if rule is None or arms is None or rule.version not in views.get(rule.name, {}):
+            return {}
+        versions = views[rule.name]
+        return {rule.name: CanarySplit(self._desk, list(versions.values())[-1], versions[rule.version], rule, arms)}

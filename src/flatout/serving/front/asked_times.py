@@ -18,7 +18,7 @@ _LONGEST_MS = 86_400_000
 def timing_headers(view: ModelView, exchange: RequestExchange) -> bytes:
     timing = exchange.timing
     batch = view.last_batch.headers(timing)
-    return b"%b%.3f%b" % (batch.before, timing.queue_s * 1e3, batch.after)
+    return b"%b%.3f%b%b" % (batch.before, timing.queue_s * 1e3, batch.after, exchange.feedback_id)
 
 
 def asked_deadline(headers: Mapping[bytes, bytes], otherwise_s: float) -> float:

@@ -13,6 +13,9 @@ from flatout.serving.front.known_heads import KnownHead
 from flatout.serving.front.refusals import Refusal, refusal_for
 from flatout.serving.front.watching import MOMENTS, AnsweredRequest, Watching
 
+NO_ARM, STABLE, CANARY, INSTEAD = range(4)
+"""To which version a request belongs while a canary is judged. INSTEAD: the canary failed, and the stable version answers."""
+
 _WRITTEN_AT_ONCE = 1 << 16  # a copy of so few bytes is cheaper than a second call
 _NOT_RUN = Timing()
 _made: Any = tuple.__new__  # a third of the time of a NamedTuple's own
@@ -55,6 +58,9 @@ class RequestExchange(ABC):
     model: ServedModel | None = None
     rows = 0
     timing = _NOT_RUN
+    arm = NO_ARM
+    instead: Callable[[RequestExchange], None] | None = None  # what answers if the canary fails
+    feedback_id = b""  # the header with which the answer can be labelled later
 
     @abstractmethod
     def send(self, head: bytes, body: bytes, status_code: int = 200) -> None:
@@ -65,6 +71,15 @@ class RequestExchange(ABC):
 
     def send_json(self, body: bytes, headers: bytes = b"") -> None:
         self.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + headers, body)
+
+    def answered_instead(self, refusal: Refusal) -> bool:
+        """Whether the stable version answers what the canary failed to answer."""
+        instead, self.instead = self.instead, None
+        if instead is None or refusal.status < 500 or self.finished:
+            return False
+        self.arm = INSTEAD
+        self.guarded(lambda: instead(self))
+        return True
 
     def fail(self, error: BaseException, doing: str = "") -> None:
         self.refuse(refusal_for(error, doing))
@@ -91,7 +106,7 @@ class RequestExchange(ABC):
             timing.copy_s,
             timing.compute_s,
         )
-        told = (self.model, self.method, self.url, status_code, self.rows, answer_bytes, moments, timing)
+        told = (self.model, self.method, self.url, status_code, self.rows, answer_bytes, moments, timing, self.arm)
         try:
             watching.answered(_made(AnsweredRequest, told))
         except Exception:  # counting must not break answers
@@ -151,4 +166,6 @@ class HttpExchange(RequestExchange):
         self.tell(connection.site.watching, 200, body_bytes)
 
     def refuse(self, refusal: Refusal) -> None:
+        if self.instead is not None and self.answered_instead(refusal):
+            return
         self.send(refusal.head, refusal.body, refusal.status)

@@ -48,6 +48,8 @@ class GrpcExchange(RequestExchange):
         self._finish(body, status_code, len(body))
 
     def refuse(self, refusal: Refusal) -> None:
+        if self.instead is not None and self.answered_instead(refusal):
+            return
         if refusal.is_late and self.is_timed:
             refusal = Refusal(504, str(refusal))
         self._finish(refusal, refusal.status, 0)
@@ -162,6 +164,7 @@ class GrpcService:
             site.check_token(exchange.url, exchange.headers)
         message = _read(_InferRequest, content)
         name, version = message.model_name, message.model_version
+        split = site.routes.splits.get(name) if not version else None
         infer = site.routes.infers.get((name, version))
         if infer is None:
             exchange.url = f"{_model_path(name, version)}/infer".encode()
@@ -173,7 +176,11 @@ class GrpcService:
         goal_s = infer.view.model.goal_s
         if left_s is not None and 0 < left_s < (goal_s or _LONGEST_S):  # one after the goal's concerns the client alone
             latest_s, exchange.is_timed = time.monotonic() + left_s, True
-        infer.ask(exchange, request, body, partial(send_message, infer.view, request), latest_s)
+        if split is None:
+            infer.ask(exchange, request, body, partial(send_message, infer.view, request), latest_s)
+        else:
+            split.shared(exchange, lambda way, given: way.infer.ask(
+                given, request, body, partial(send_message, way.infer.view, request), latest_s))  # fmt: skip
 
     def _show(self, exchange: GrpcExchange, name: str, page: _Page, content: bytes) -> None:
         site = self._site

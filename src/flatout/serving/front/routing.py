@@ -7,6 +7,7 @@ from functools import partial
 from urllib.parse import quote, unquote
 
 from flatout.base.errors import did_you_mean
+from flatout.serving.front.canary_split import CanarySplit
 from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.oip import OipInfer
@@ -26,8 +27,10 @@ def build_routes(
     pages: OipPages,
     extra: Mapping[str, Page],
     openapi: bytes,
+    splits: Mapping[str, CanarySplit] | None = None,
+    extra_posts: Mapping[str, Handler] | None = None,
 ) -> Routes:
-    """The newest version of a model answers where no version is named."""
+    """The newest version of a model answers where no version is named, or it shares the requests with a canary."""
     gets: dict[str, Handler] = {
         "/v2": pages.server,
         "/v2/health/live": pages.live,
@@ -36,12 +39,14 @@ def build_routes(
         "/openapi.json": lambda exchange: exchange.send_json(openapi),
         **{path: partial(_page, page) for path, page in extra.items()},
     }
-    posts: dict[str, Handler] = {"/v2/repository/index": pages.index}
+    posts: dict[str, Handler] = {"/v2/repository/index": pages.index, **(extra_posts or {})}
+    splits = splits or {}
     infers: dict[tuple[str, str], OipInfer] = {}
     for name, versions in views.items():
         newest = list(versions.values())[-1]
         quoted = quote(name, safe="")
-        predict = Predict(desk, newest).predict
+        split = splits.get(name)
+        predict = Predict(desk, newest).predict if split is None else split.predict
         infers |= {(name, view.version): OipInfer(desk, view) for view in versions.values()}
         infers[name, ""] = infers[name, newest.version]
         for view in [*versions.values(), newest]:
@@ -53,6 +58,8 @@ def build_routes(
                 posts[f"{path}/infer"] = infers[name, view.version].infer
             gets[f"/v2/models/{quoted}/versions/{quote(view.version, safe='')}/stats"] = partial(pages.statistics, [view])
         gets[f"/v2/models/{quoted}/stats"] = partial(pages.statistics, list(versions.values()))
+        if split is not None:
+            posts[f"/v2/models/{quoted}/infer"] = split.infer
         posts[f"/models/{quoted}/predict"] = predict
         if len(views) == 1:
             posts["/predict"] = predict
@@ -61,7 +68,7 @@ def build_routes(
     known = ({path.encode(): handler for path, handler in table.items()} for table in (gets, posts))
     as_gets, as_posts = known
     elsewhere = _Elsewhere(as_gets, as_posts, pages, {name: list(found) for name, found in views.items()})
-    return Routes(as_gets, as_posts, elsewhere, infers)
+    return Routes(as_gets, as_posts, elsewhere, infers, splits)
 
 
 class _Elsewhere:

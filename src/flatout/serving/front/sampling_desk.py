@@ -13,6 +13,8 @@ from flatout.serving.asking import Array
 from flatout.serving.front.asked_times import OnOutputs
 from flatout.serving.front.desk import Desk
 from flatout.serving.front.exchange import RequestExchange
+from flatout.serving.front.hooks import RowHooks
+from flatout.serving.front.limits import Limits
 from flatout.serving.front.model_view import ModelView
 
 _log = logging.getLogger("flatout.serving")
@@ -40,6 +42,37 @@ class KeepsSamples(Protocol):
     def keep(self, sample: SampledRequest) -> None:
         """Called in the event loop after the answer was sent: it must be quick, and never waits."""
         ...
+
+
+class AnyDesk(Protocol):
+    """See Desk."""
+
+    hooks: RowHooks
+    limits: Limits
+
+    def ask_prepared(
+        self,
+        exchange: RequestExchange,
+        view: ModelView,
+        columns: Iterable[tuple[str, Array]],
+        rows: int,
+        sizes: tuple[int, ...],
+        answer: OnOutputs,
+        deadline_s: float = 0.0,
+        priority: int = 0,
+    ) -> None: ...
+
+    def ask_row(self, exchange: RequestExchange, view: ModelView, row: Mapping[str, Any], answer: OnOutputs) -> None: ...
+
+    def ask_raw(
+        self,
+        exchange: RequestExchange,
+        view: ModelView,
+        raw: Mapping[str, Any],
+        answer: OnOutputs,
+        deadline_s: float = 0.0,
+        priority: int = 0,
+    ) -> None: ...
 
 
 class SamplingDesk:
@@ -107,6 +140,3 @@ class SamplingDesk:
             )
         except Exception:  # a sample must not break answers
             _log.exception("a request could not be sampled")
-
-
-AnyDesk = Desk | SamplingDesk

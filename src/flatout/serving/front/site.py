@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from typing import Protocol
 
+from flatout.serving.front.canary_split import CanarySplit
 from flatout.serving.front.exchange import RequestExchange
 from flatout.serving.front.known_heads import KnownHeads
 from flatout.serving.front.limits import Limits
@@ -35,6 +36,7 @@ class Routes:
     """By method and exact URL; `elsewhere` gets the rest: other spellings, other methods, unknown paths.
 
     `infers` has those of the Open Inference Protocol by the name and version of the model; the version "" is the newest.
+    `splits`: by name, the models with a canary.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Routes:
         posts: dict[bytes, Handler],
         elsewhere: Handler,
         infers: Infers,
+        splits: Mapping[str, CanarySplit] | None = None,
     ) -> None:
         self.gets, self.posts, self.elsewhere, self.infers = gets, posts, elsewhere, infers
+        self.splits = splits or {}
 
 
 class Site:

@@ -42,6 +42,7 @@ class AnsweredRequest(NamedTuple):
     answer_bytes: int
     moments: bytes
     timing: Timing
+    arm: int = 0  # see `exchange`
 
     @property
     def total_s(self) -> float:

@@ -1,0 +1,261 @@
+"""A new version beside the one that serves: shared requests, verdicts, rollback, labels, and what must not harm anybody."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from packaged_runs import change_json
+from served_rows import table_requests
+from servers import Crowd, RunningServer
+
+from flatout.base.errors import UsageError
+from flatout.packaging.package import open_package
+from flatout.serving.canary import tally
+from flatout.serving.canary.comparable import answer_kind, check_replaces
+from flatout.serving.canary.limits import CanaryLimits, parse_shares
+from flatout.serving.canary.options import CanaryOptions
+from flatout.serving.canary.rollout import Rollout, RolloutStatus
+
+FAULTY = """
+import os, time
+from functools import partial
+from flatout.serving import loading
+from flatout.serving.canary import rollout
+rollout._FIRST_PATIENCE_S = rollout._LEAST_PATIENCE_S = 0.3
+first = loading.LoadedModel.__init__
+
+def faulty(self, order, package, *more):
+    first(self, order, package, *more)
+    def run(whole, fault, *given):
+        if fault == "raises": raise RuntimeError("it is broken")
+        if fault == "ends": os._exit(7)
+        if fault == "hangs": time.sleep(3600)
+        return whole(*given)
+    for name in ("run", "run_arrays"):
+        if hasattr(self.runtime, name):
+            setattr(self.runtime, name, partial(run, getattr(self.runtime, name), package.card["run"]["name"]))
+
+loading.LoadedModel.__init__ = faulty
+"""
+
+
+@pytest.fixture(scope="module")
+def version(packaged: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Another package that answers the same, by the name of its run."""
+    folder = tmp_path_factory.mktemp("versions")
+
+    def one(name: str) -> Path:
+        if not (folder / name).exists():
+            packaged("classes_table").copy(folder / name)
+            change_json(folder / name, "card.json", lambda card: card["run"].__setitem__("name", name))
+        return folder / name
+
+    return one
+
+
+def verdict(state: Path) -> dict[str, Any]:
+    return dict(json.loads((state / "canary-people.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"), [("raises", ["errors"]), ("ends", ["its process ended 2 times", "errors"]), ("hangs", ["errors"])]
+)
+def test_a_bad_canary_is_rolled_back_and_no_client_notices(
+    fault: str, why: list[str], version: Callable[[str], Path], packaged: Callable[[str], Any], tmp_path: Path
+) -> None:
+    arguments = (f"people={packaged('classes_table').path}", "--canary", version(fault), "--share", "50%", "--workers", 1)
+    with RunningServer(*arguments, "--state", tmp_path, code=FAULTY) as server:
+        with Crowd(server, table_requests(packaged("classes_table"), "people")) as crowd:
+            server.until(lambda: "rolled back after" in server.said, "roll back")
+            crowd.some_more(30)
+        assert not crowd.wrong and not crowd.lost and set(crowd.versions) == {"1"}
+        found = verdict(tmp_path)
+        assert found["status"] == "rolled back" and found["reason"].startswith(tuple(why))
+        receipt = found["receipt"]
+        assert receipt["settings"] == {"package": open_package(packaged("classes_table").path).folder.hash}
+        assert receipt["entries"][0]["verdict"] == "rejected" and receipt["entries"][0]["name"] == "errors"
+        assert sum(found["sums"][1][:1]) <= 60, "a canary that fails every request gets few of them"
+        told = 'flatout_canary{model="people",status="rolled back"} 1'
+        server.until(lambda: told in server.get("/metrics").body.decode(), "say so in its metrics")
+        server.until(lambda: len(server.executors()) == 1, "end the canary's process")
+
+
+@pytest.fixture
+def deployment(version: Callable[[str], Path], packaged: Callable[[str], Any], tmp_path: Path) -> Iterator[Any]:
+    """Starts a server with a good canary that has half of the requests, with the same state each time."""
+    arguments = [f"people={packaged('classes_table').path}", "--canary", version("good"), "--share", "50%", "--workers", 1]
+    arguments += ["--canary-key", "header:x-user", "--state", tmp_path, "--keep-old", "1 s"]
+    yield lambda: RunningServer(*arguments)
+
+
+def test_a_killed_server_comes_back_where_it_was_and_a_person_decides(deployment: Any, packaged: Any, tmp_path: Path) -> None:
+    row = table_requests(packaged("classes_table"), "people")[0]
+
+    def ask(server: RunningServer, user: int) -> Any:
+        return server.post(row.path, row.body, headers={"x-user": f"user-{user}"})
+
+    with deployment() as server:
+        server.until(lambda: "as a canary" in server.said, "start the canary")
+        server.until(lambda: any(ask(server, user).headers["x-flatout-version"] == "2" for user in range(30)), "share")
+        versions = [ask(server, user).headers["x-flatout-version"] for user in range(24)]
+        assert set(versions) == {"1", "2"}
+        answer = ask(server, 0)
+        name, label = answer.headers["x-flatout-id"], answer.json["class"]
+        assert server.post("/feedback", {"id": name, "label": label}).json == {"counted": True, "why": ""}
+        again = server.post("/feedback", {"id": name, "label": label})
+        assert again.status == 409 and "has a label already" in again.error
+        unknown = server.post("/feedback", {"id": name[:-1] + "x", "label": label})
+        assert unknown.status == 404 and "X-Flatout-Id" in unknown.error
+        other = ask(server, 1).headers["x-flatout-id"]
+        wrong = server.post("/feedback", {"id": other, "label": "no such class"})
+        assert wrong.status == 400 and "expected one of" in wrong.error
+        assert server.post("/feedback", b"[]").status == 400
+        both = server.post("/feedback", [{"id": other, "label": label}, {"id": name, "label": label}]).json
+        assert both["counted"] == 1 and [one["status"] for one in both["labels"]] == [200, 409]
+        time.sleep(1.2)  # its state is written once a second
+        before = verdict(tmp_path)["sums"]
+        os.kill(server.pid, signal.SIGKILL)
+    assert before[0][tally.LABELLED] + before[1][tally.LABELLED] == 2
+
+    with deployment() as server:
+        server.until(lambda: "as a canary" in server.said, "start the canary")
+        assert "running, as before, after" in server.said
+        server.until(lambda: ask(server, versions.index("2")).headers["x-flatout-version"] == "2", "share")
+        assert [ask(server, user).headers["x-flatout-version"] for user in range(24)] == versions
+        assert server.post("/feedback", {"id": name, "label": label}).status == 409
+        late = ask(server, 0).headers["x-flatout-id"]
+        assert server.post("/canary", {"do": "promote"}).status == 200
+        server.until(lambda: {ask(server, user).headers["x-flatout-version"] for user in range(24)} == {"2"}, "promote")
+        assert server.post("/canary", {"do": "promote"}).status == 409
+        told = server.post("/feedback", {"id": late, "label": label}).json
+        assert told == {"counted": False, "why": "too late to count: the canary was promoted"}
+        server.until(lambda: len(server.executors()) == 1, "end the old version when it need not be warm any more")
+        assert {ask(server, user).headers["x-flatout-version"] for user in range(10)} == {"2"}
+
+    with deployment() as server:  # the same command serves what was promoted
+        assert "promoted, as before" in server.said
+        assert len(server.executors()) == 1 and ask(server, 0).status == 200
+    assert verdict(tmp_path)["sums"][0][0] >= before[0][0]
+
+
+def test_a_shadow_gets_copies_and_answers_nobody(version: Callable[[str], Path], packaged: Any, tmp_path: Path) -> None:
+    arguments = (f"people={packaged('classes_table').path}", "--shadow", version("good"), "--state", tmp_path, "--workers", 1)
+    rows = table_requests(packaged("classes_table"), "people")
+    with RunningServer(*arguments) as server:
+        server.until(lambda: "as a shadow" in server.said, "start the shadow")
+        with Crowd(server, rows, threads=2) as crowd:
+            crowd.some_more(40)
+        assert not crowd.wrong and not crowd.lost and set(crowd.versions) == {"1"}
+        many = server.post("/predict", b"[" + b",".join(row.body for row in rows) + b"]")
+        assert len(many.json["predictions"]) == len(rows)
+
+        def compared(how: str) -> int:
+            lines = server.get("/metrics").body.decode().splitlines()
+            return sum(int(line.split()[-1]) for line in lines if f'compared="{how}"' in line)
+
+        server.until(lambda: compared("same") + compared("not_copied") >= crowd.answered // 2, "compare answers")
+        assert compared("different") == 0
+
+
+def test_what_can_not_be_a_canary(version: Callable[[str], Path], packaged: Callable[[str], Any], tmp_path: Path) -> None:
+    table, other = open_package(packaged("classes_table").path), open_package(packaged("numbers_table").path)
+    with pytest.raises(UsageError, match="is the same package as the one that serves people"):
+        check_replaces(table, open_package(packaged("classes_table").path), "people")
+    with pytest.raises(UsageError, match=r"can't take the place of people: .*has no output"):
+        check_replaces(table, other, "people")
+    check_replaces(table, open_package(version("good")), "people")
+    for written, why in (("5", "between 0% and 100%"), ("25%,5%", "grow"), ("some", "written as 5%")):
+        with pytest.raises(UsageError, match=why):
+            parse_shares(written)
+    assert parse_shares("1%, 5%,25%") == CanaryLimits().stages
+
+
+# ---- verdicts, from counts ----
+
+
+def rollout_of(package: Path, folder: Path, said: list[str], **changed: Any) -> Rollout:
+    options = CanaryOptions("people", package, folder, **changed)
+    return Rollout(options, "old", "new", answer_kind(open_package(package)), said.append)
+
+
+def traffic(drawn: Any, n: int, errors: float = 0.002, slow: float = 1.0, shares: tuple[float, ...] = (0.5, 0.3, 0.2)) -> Any:
+    counts = tally.empty()
+    tally.add_requests(counts, drawn.random(n) < errors, slow * 0.02 * np.exp(0.4 * drawn.standard_normal(n)))
+    counts[tally.PREDICTED][: len(shares)] = drawn.multinomial(n, shares)
+    return counts
+
+
+def run(rollout: Rollout, looks: int, n: int, **canary: Any) -> int:
+    """The number of the canary's requests until the verdict."""
+    drawn, counted = np.random.default_rng(11), tally.empty((2,))
+    for _ in range(looks):
+        share = rollout.share
+        counted = counted + np.stack([traffic(drawn, round(n * (1 - share))), traffic(drawn, round(n * share), **canary)])
+        rollout.look(counted)
+        if rollout.is_over:
+            return int(counted[1][tally.REQUESTS])
+    return 0
+
+
+def test_stages_follow_evidence_and_an_equal_version_is_promoted(version: Callable[[str], Path], tmp_path: Path) -> None:
+    said: list[str] = []
+    rollout = rollout_of(version("good"), tmp_path, said)
+    assert not rollout.look(tally.empty((2,))) and rollout.share == 0.01  # no traffic: no verdict
+    assert rollout.summary()["not_enough_evidence_yet"]
+    run(rollout, 150, 20_000)
+    assert rollout.status is RolloutStatus.PROMOTED and rollout.share == 1.0
+    assert [line for line in said if "it gets" in line] == [
+        f"canary of people: nothing bad is seen; it gets {share} of the requests" for share in ("0.05", "0.25")
+    ]
+    assert rollout.receipt().settings == {"package": "new"}
+    again = rollout_of(version("good"), tmp_path, said)
+    assert again.status is RolloutStatus.PROMOTED and again.summary()["requests"] == rollout.summary()["requests"]
+    assert Rollout(again.options, "old", "newer", answer_kind(open_package(version("good"))), said.append).share == 0.01
+
+
+@pytest.mark.parametrize(
+    ("bad", "figure"),
+    [({"errors": 0.02}, "errors"), ({"slow": 1.3}, "latency"), ({"shares": (0.1, 0.3, 0.6)}, "predictions")],
+)
+def test_bad_versions_are_rolled_back_in_the_first_stages(
+    bad: dict[str, Any], figure: str, version: Callable[[str], Path], tmp_path: Path
+) -> None:
+    rollout = rollout_of(version("good"), tmp_path, [])
+    requests = run(rollout, 120, 20_000, **bad)
+    assert rollout.status is RolloutStatus.ROLLED_BACK and rollout.reason.startswith(figure)
+    assert rollout.stage < 2 and requests < 8_000
+
+
+def test_traffic_from_one_key_or_a_few_requests_decide_nothing(version: Callable[[str], Path], tmp_path: Path) -> None:
+    rollout, drawn = rollout_of(version("good"), tmp_path, []), np.random.default_rng(1)
+    counted = tally.empty((2,))
+    counted[1] = traffic(drawn, 20_000, errors=0.5)  # all of it by the canary: nothing to compare it with
+    assert not rollout.look(counted) and not rollout.is_over
+    few = rollout_of(version("good"), tmp_path / "few", [])
+    few.look(np.stack([traffic(drawn, 5000), tally.empty()]))
+    assert not few.look(np.stack([traffic(drawn, 10_000), traffic(drawn, 1, errors=1.0)]))  # one error is no verdict
+
+
+def test_labels_decide_where_nothing_else_differs(version: Callable[[str], Path], tmp_path: Path) -> None:
+    rollout = rollout_of(version("good"), tmp_path, [], limits=replace(CanaryLimits(), needs_labels=True))
+    kind = answer_kind(open_package(version("good")))
+    drawn = np.random.default_rng(2)
+    counted = tally.empty((2,))
+    for _ in range(40):
+        counted = counted + np.stack([traffic(drawn, 500), traffic(drawn, 100)])
+        for arm, n, wrong in ((1, 50, 0.1), (2, 10, 0.6)):
+            for _ in range(n):
+                label = int(drawn.random() < wrong)
+                assert rollout.label(rollout._ids.name(arm, 0.0).decode(), kind.classes[label]).counted
+        if rollout.look(counted):
+            break
+    assert rollout.status is RolloutStatus.ROLLED_BACK and rollout.reason.startswith("wrong answers")
