@@ -13,7 +13,7 @@ import pytest
 from commands import Command
 
 from flatout.base.errors import FlatoutError, UsageError
-from flatout.fleet.choosing import MeasuredOn, TrainingOffer, TrainingAsked, calibration, meeting, offers
+from flatout.fleet.choosing import MeasuredOn, TrainingAsked, TrainingOffer, calibration, meeting, offers
 from flatout.fleet.choosing_service import serving_offers
 from flatout.fleet.interruptions import daly_interval_s, expected_seconds
 from flatout.fleet.prices import MachineOffer, PriceList, read_prices, said_prices

@@ -7,7 +7,7 @@ from typing import Any
 
 from flatout.base.tree import Cell, Doc, Fields, Node, Table, TableColumn, TextLine
 from flatout.base.units import show_count, show_rate, show_seconds
-from flatout.fleet.choosing import ERROR, MeasuredOn, TrainingOffer, TrainingAsked, meeting
+from flatout.fleet.choosing import ERROR, MeasuredOn, TrainingAsked, TrainingOffer, meeting
 
 _COLUMNS = (
     TableColumn("name", "machine"),
