@@ -13,7 +13,7 @@ from flatout.fleet.service import PORT, SEEN_S, Service
 
 LABEL = "flatout-service"
 _TOKEN = "/token"
-_USER = 10001  # as in the serving Dockerfile
+USER = 10001  # as in the serving Dockerfile
 _PROBE_S = 5
 
 
@@ -60,9 +60,9 @@ def serving_pod(service: Service) -> dict[str, Any]:
         "terminationGracePeriodSeconds": service.grace_s,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "automountServiceAccountToken": False,
