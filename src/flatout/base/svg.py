@@ -42,11 +42,18 @@ def _parts(colours: Sequence[str]) -> str:
     return "".join(f".p{place}{{fill:{colour}}}.s{place}{{stroke:{colour}}}" for place, colour in enumerate(colours))
 
 
+def _words_on_ranks(dark_from: int, dark: str, light: str) -> str:
+    """Words on areas of these colours: `dark` words on the first ones."""
+    return "".join(f".on{place}{{fill:{dark if place < dark_from else light};font-weight:600}}" for place in range(RANKS))
+
+
 def _style(content: str) -> str:
     """The rules that the content uses: a page can have many pictures."""
     light, dark = _STYLE, _STYLE_DARK
     if re.search(r'class="[^"]*\b[rd]\d', content):
         light, dark = light + _ranks(_LIGHT, ";fill:none"), dark + _ranks(_DARK)
+    if re.search(r'class="on\d', content):
+        light, dark = light + _words_on_ranks(3, "#1f2328", "#fff"), dark + _words_on_ranks(3, "#fff", "#0d1117")
     if re.search(r'class="[^"]*\b[ps]\d', content):
         light, dark = light + _parts(_PARTS_LIGHT), dark + _parts(_PARTS_DARK)
     return f"{light}@media(prefers-color-scheme:dark){{{dark}}}"

@@ -32,7 +32,7 @@ def goal_of(stories: Sequence[RunStory]) -> Goal | None:
     if len(metrics) != 1 or len(values) < 2:
         return None
     metric = str(metrics.pop())
-    higher = _rises(stories, metric)
+    higher = is_higher_better(stories, metric)
     return Goal(metric, min(values) if higher else max(values), higher_is_better=higher)
 
 
@@ -41,7 +41,7 @@ def best_of(story: RunStory) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _rises(stories: Sequence[RunStory], metric: str) -> bool:
+def is_higher_better(stories: Sequence[RunStory], metric: str) -> bool:
     """Whether higher is better: what a run marked as its best tells."""
     for story in stories:
         marked = [

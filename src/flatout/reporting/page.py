@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import yaml
@@ -18,7 +17,9 @@ from flatout.base.units import show_bytes, show_count, show_energy, show_flops, 
 from flatout.measure.ledger import ROWS, Ledger
 from flatout.plan.explain import explain
 from flatout.plan.receipt_view import receipt_doc
+from flatout.reporting.advice import advice_nodes
 from flatout.reporting.charts import charts_of
+from flatout.reporting.command import command_of
 from flatout.reporting.energies import energies_nodes
 from flatout.reporting.ledger_bar import ledger_picture
 from flatout.reporting.moments import moment_nodes
@@ -36,7 +37,7 @@ def run_doc(story: RunStory, judged: Sequence[Node] = ()) -> Doc:
     """`judged`: what the model says about held-out rows."""
     charts, missing = charts_of([story])
     above = [*at_first_glance(story), *what_is_missing(story, missing), *_curves(charts)]
-    return Doc((*above, *judged, *below_the_curves(story)))
+    return Doc((*above, *judged, *below_the_curves(story, is_judged=bool(judged))))
 
 
 def at_first_glance(story: RunStory) -> list[Node]:
@@ -48,8 +49,9 @@ def what_is_missing(story: RunStory, missing: Sequence[str]) -> list[Node]:
     return _troubles([*story.troubles, *missing])
 
 
-def below_the_curves(story: RunStory) -> list[Node]:
+def below_the_curves(story: RunStory, *, is_judged: bool = False) -> list[Node]:
     return [
+        *advice_nodes(story, is_judged=is_judged),
         *moment_nodes(story),
         *_plan(story),
         *_trials(story),
@@ -245,7 +247,7 @@ def _again(story: RunStory) -> list[Node]:
     if not story.recipe:
         return []
     nodes: list[Node] = [TextLine("To run it again", strong=True)]
-    if (command := _command(story)) is not None:
+    if command := command_of(story, "run", fresh=True):
         nodes.append(Code(command))
     elif story.origin is not None:
         nodes.append(TextLine("The run was started in Python: fo.run with the recipe below."))
@@ -255,18 +257,6 @@ def _again(story: RunStory) -> list[Node]:
         written = f"{written[:6000]}\n... ({len(written):,} characters; all are in {story.folder.path / 'recipe.json'})"
     nodes.append(Code(written))
     return nodes
-
-
-def _command(story: RunStory) -> str | None:
-    origin = story.origin
-    if origin is None or origin.file is None:
-        return None
-    pins = [f"--set {quote(f'{name}={_pin(value)}')}" for name, value in origin.pins.items()]
-    return " ".join(["flatout run", quote(origin.file), *map(quote, origin.overrides), *pins, "--fresh"])
-
-
-def _pin(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _FACTS = (TableColumn("key", ""), TableColumn("value", ""))

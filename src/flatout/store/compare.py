@@ -9,9 +9,10 @@ from typing import Any
 
 from flatout.base.errors import StoreError
 from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
-from flatout.base.units import show_count, show_seconds
+from flatout.base.units import show_bytes, show_count, show_seconds
 from flatout.store.run_folder import RATE_FILE, RunFolder, all_runs
 
+_SHOWN = {"_seconds": show_seconds, "_per_s": show_count, "_bytes": show_bytes}  # by the end of the key
 _LONGEST = 48  # characters of a value in a table; JSON has all
 
 
@@ -97,7 +98,10 @@ def _outcomes(letters: Sequence[str], results: Sequence[Mapping[str, Any]]) -> l
         values = [result.get(key) for result in results]
         if all(value is None for value in values):
             continue
-        row: dict[str, Any] = {"key": key, **{letter: value_cell(value) for letter, value in zip(letters, values, strict=True)}}
+        row: dict[str, Any] = {
+            "key": key,
+            **{letter: _outcome_cell(key, value) for letter, value in zip(letters, values, strict=True)},
+        }
         if len(values) == 2:
             one, other = values
             numbers = all(isinstance(value, int | float) for value in values)
@@ -136,6 +140,11 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value})
     return flat
+
+
+def _outcome_cell(key: str, value: Any) -> Cell:
+    show = next((show for ending, show in _SHOWN.items() if key.endswith(ending)), None)
+    return value_cell(value) if show is None or not isinstance(value, int | float) else Cell(value, show(value))
 
 
 def value_cell(value: Any) -> Cell:

@@ -53,7 +53,7 @@ def _matrix(held: HeldOut, counts: Counts) -> Picture:
             if count:
                 parts.append(bar(f"d{rank}", x + 1, y + 1, cell - 2, cell - 2))
             if count:
-                parts.append(text(x + cell / 2, y + cell / 2 + 5, str(count), "middle", "title"))
+                parts.append(text(x + cell / 2, y + cell / 2 + 5, str(count), "middle", f"on{rank}"))
     caption = "A row for each true class; the stronger, the larger its share. What is right lies on the diagonal."
     return Picture(picture("Confusion matrix", max(left + side + 12, _LEAST_WIDTH), top + side + 10, parts), caption)
 
