@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.base.units import parse_bytes
-from flatout.pipelines.asked.stage_kinds import AnyStage, RunStage
+from flatout.pipelines.asked.stage_kinds import AnyStage, DataStage, RunStage
 from flatout.pipelines.stages.records import StageRecord
 from flatout.pipelines.stages.resolved import ResolvedStage
 from flatout.pipelines.stages.this_machine import gpu_names
@@ -60,11 +60,11 @@ class FreeRoom:
 
 
 def need_of(stage: ResolvedStage, last: StageRecord | None, room: FreeRoom) -> Need:
-    """What the file says comes first, then what was measured. A script that never ran is taken to need one core."""
+    """What the file says comes first, then what was measured. Scripts that never ran, and expectations, need one core."""
     asked = stage.asked
     said = None if asked.needs is None else asked.needs.cores
     known = (None, None, None) if last is None else (last.cores, last.memory_bytes, last.gpu_bytes)
-    cores = _first(said, known[0], 1.0 if isinstance(asked, RunStage) else None)
+    cores = _first(said, known[0], 1.0 if isinstance(asked, RunStage | DataStage) else None)
     memory = _first(_bytes(asked, "memory"), known[1])
     gpu: float | None = 0
     if room.gpu_bytes and stage.kind in _USES_GPU:

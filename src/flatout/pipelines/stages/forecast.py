@@ -13,6 +13,8 @@ from flatout.pipelines.stages.records import StageRecord
 from flatout.pipelines.stages.resolved import ResolvedStage
 
 _LATEST = 8
+_PROCESS_S = 0.1
+_GROWS = ("run", "data", "train", "tune", "evaluate")  # the others take as long for twice as many rows, nearly
 _ALIKE = 0.02  # sizes that differ by less are one size
 
 
@@ -37,14 +39,15 @@ def forecast(past: Sequence[StageRecord], size: float, amount: float | None, uni
         times = "once" if len(alike) == 1 else f"{len(alike)} times"
         return Forecast(statistics.median(one.seconds for one in alike), _joules(alike, 1.0), f"ran {times} before")
     last = known[-1]
+    if last.kind not in _GROWS:
+        return Forecast(last.seconds, last.joules, "with other inputs")
     if last.growing_s is not None and last.growing_s <= last.seconds:  # a training knows what was start-up
         grown = work / size_of_work(last.size, last.amount, unit)
         seconds = last.seconds + (grown - 1) * last.growing_s
     else:
         start, rate = _line([(size_of_work(one.size, one.amount, unit), one.seconds) for one in known[-4 * _LATEST :]])
         seconds = start + rate * work
-        grown = seconds / last.seconds
-    return Forecast(seconds, _joules([last], grown), f"{len(known)} before, with other sizes")
+    return Forecast(seconds, _joules([last], seconds / last.seconds), f"{len(known)} before, with other sizes")
 
 
 def size_of_work(size: float, amount: float | None, unit: str) -> float:
@@ -64,11 +67,12 @@ def _joules(known: Sequence[StageRecord], factor: float) -> float | None:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """A start and a rate, neither below 0, that fit best; of one size, all of the time is taken to grow with the work."""
+    """A start and a rate, neither below 0, that fit best; of one size, all but the start of a process is taken to grow."""
     mean_x, mean_y = (statistics.fmean(one) for one in zip(*points, strict=True))
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     if spread <= (_ALIKE * mean_x) ** 2:
-        return 0.0, mean_y / mean_x
+        start = min(_PROCESS_S, mean_y / 2)
+        return start, (mean_y - start) / mean_x
     rate = max(sum((x - mean_x) * (y - mean_y) for x, y in points) / spread, 0.0)
     start = mean_y - rate * mean_x
     return (start, rate) if start >= 0 else (0.0, mean_y / mean_x)
