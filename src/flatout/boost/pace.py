@@ -39,7 +39,8 @@ class Ran:
         if gain < _SHORT * promised:
             say(
                 f"less than the receipt's {promised:.2f}x: later steps differ from the first ones, which the trials measured, "
-                "or a remedy was switched off (then there is a warning above)"
+                "the machine is busier now (trials take turns with the unmodified script, this run does not), or a remedy was "
+                "switched off (then there is a warning above)"
             )
 
 

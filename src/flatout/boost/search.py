@@ -104,7 +104,7 @@ class RemedySearch:
 
     def _bundle(self, offers: Sequence[Offer]) -> Iterator[RemedyOption]:
         """Several remedies at once. If that fails, each is tried alone."""
-        offers = [one for one in offers if REMEDIES[one.name].measures == STEPS]
+        offers = [one for one in offers if REMEDIES[one.name].measures == STEPS and not REMEDIES[one.name].may_slow]
         replaced = set().union(*(INSTEAD.get(one.name, set()) for one in offers))
         wanted = [one for one in offers if one.name not in replaced and not self._is_pointless(one) and not self._why_not(one)]
         if len(wanted) > 1:

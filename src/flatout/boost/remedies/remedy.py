@@ -33,6 +33,7 @@ class Remedy(ABC):
     feeds = False  # reduces the wait for data: tried before remedies for computing, whose gain the wait would hide
     spares_launches = False  # no gain on a device that is always busy
     shortens_computing = False  # no gain on a device that waits for the host
+    may_slow = False  # may make steps several times longer: never tried at once with others, whose gain it would hide
     of_gpu = False
     written_in_part = False  # its edits do only a part of the remedy
     can_be_a_line = True  # can be used with flatout.boost.keep

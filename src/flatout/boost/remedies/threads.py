@@ -18,6 +18,7 @@ from flatout.machine.host import affinity_cores
 class Threads(Remedy):
     name = "threads"
     values = "a number of threads"
+    may_slow = True  # where other processes use the cores, or operators are small
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         seen = diagnosis.case.seen
