@@ -183,3 +183,23 @@ def test_a_price_of_the_machine_is_no_part_of_the_run_that_it_belongs_to(tmp_pat
     done = fo.run(priced, runs=tmp_path, cache=None, planning="off")
     assert done.result["cost_usd"] == pytest.approx(done.result["wall_seconds"])
     assert next(event for event in done.events() if event["kind"] == "planned")["price_per_hour"] == 3600.0
+
+
+def test_a_study_costs_the_time_of_all_its_processes_and_its_failed_trials_are_waste(tmp_path: Path) -> None:
+    (tmp_path / "digits-tuned-1").mkdir()
+    asked = {"flatout_study": 1, "name": "digits-tuned-1", "created": time.time(), "recipe": {"price_per_hour": 3600.0}}
+    (tmp_path / "digits-tuned-1" / "study.json").write_text(json.dumps(asked))
+    trials = [[number, {}] for number in range(4)]
+    events = [
+        at("begun", 0.5), at("rung", 20.0, trials=trials, failed={"2": "diverged"}, seconds=12.0, spent={"joules": 0.0}),
+        at("resumed", 0.5), at("rung", 10.0, trials=trials[:2], failed={}, seconds=8.0, spent={"joules": 90.0}),
+        at("finished", 11.0),
+    ]  # fmt: skip
+    lines = b"".join(sealed(event) + b"\n" for event in events)
+    (tmp_path / "digits-tuned-1" / "study.jsonl").write_bytes(lines + b'{"kind": "ru')
+    found = told("--runs", str(tmp_path))
+    assert found["usd"] == pytest.approx(31.0) and found["wasted_usd"] == pytest.approx(3.0) and found["kwh"] == 90 / 3.6e6
+    assert found["kinds"]["studies"]["hours"] == pytest.approx(28.0 / 3600)
+    assert "failed trials of studies" in said("--runs", str(tmp_path))
+    (tmp_path / "digits-tuned-1" / "study.json").write_text("{")
+    assert "digits-tuned-1" in said("--runs", str(tmp_path))

@@ -174,11 +174,15 @@ def test_a_bad_tracker_is_a_warning_and_what_it_missed_can_be_sent(
     assert "sent" in told.output and in_store(store) == expected(done) and unsent(done.path, Track("mlflow", str(store))) == 0
 
 
-def test_a_server_that_is_away_for_a_moment_is_asked_again(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "does",
+    ["p = Path({gone!r})\nif not p.exists():\n    p.touch(); raise ConnectionError('503')", "time.sleep(1.5)"],
+    ids=["away", "slow"],
+)
+def test_a_server_that_is_away_for_a_moment_or_slow_gets_all(
+    does: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away = f"p = Path({str(tmp_path / 'was-away')!r})\nif not p.exists():\n    p.touch(); raise ConnectionError('503')"
-    monkeypatch.setenv("TRACKER_DOES", away)
+    monkeypatch.setenv("TRACKER_DOES", does.format(gone=str(tmp_path / "was-away")))
     done = train(tmp_path / "runs", track=f"mlflow={store}")
     assert in_store(store) == expected(done)
 

@@ -72,6 +72,8 @@ def cost(
 def _read(folders: list[Path], wanted: Callable[[float], bool]) -> tuple[list[RunCost], dict[str, str]]:
     from flatout.runs.costs import cost_of
     from flatout.store.run_folder import all_runs
+    from flatout.tuning.study.cost import cost_of_study
+    from flatout.tuning.study.folder import all_studies
 
     found: list[RunCost] = []
     unreadable: dict[str, str] = {}
@@ -84,6 +86,13 @@ def _read(folders: list[Path], wanted: Callable[[float], bool]) -> tuple[list[Ru
                     found.append(cost_of(run))
             except (StoreError, OSError) as error:
                 unreadable[str(run.path)] = str(error)
+        for study in all_studies(folder):
+            try:
+                cost = cost_of_study(study)
+            except (StoreError, OSError, KeyError, TypeError, ValueError) as error:
+                unreadable[str(study.path)] = f"{study.path}: {error}"
+            else:
+                found += [cost] if wanted(cost.began) else []
     return found, unreadable
 
 

@@ -21,8 +21,9 @@ WASTE = {
     "logging": "logging and other", "unattributed": "logging and other",
 }  # fmt: skip
 TRIALS, KILLED, FAILED = "trials of settings", "killed work", "failed runs"
-KINDS = (TRAINING, *dict.fromkeys(WASTE.values()), TRIALS, KILLED, FAILED, RESUMABLE, RUNNING)
-WASTED = frozenset({*WASTE.values(), TRIALS, KILLED, FAILED})
+STUDIES, FAILED_TRIALS = "studies", "failed trials of studies"
+KINDS = (TRAINING, STUDIES, *dict.fromkeys(WASTE.values()), TRIALS, FAILED_TRIALS, KILLED, FAILED, RESUMABLE, RUNNING)
+WASTED = frozenset({*WASTE.values(), TRIALS, FAILED_TRIALS, KILLED, FAILED})
 
 
 @dataclass
