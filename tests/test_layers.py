@@ -272,10 +272,6 @@ def _cycle_now(source: Path) -> list[str] | None:
 FOR_OTHERS = {
     "inside_sync_point": "the loop's tests count waits for the device by it",
     "rows_on_disk": "the whole of a writer in one call",
-    "ResultStore": "pipelines will keep the results of stages in it",
-    "code_identity": "pipelines will key their stages by it",
-    "package_versions": "pipelines will key their stages by them",
-    "what_changed": "pipelines will say by it why a stage runs",
 }
 
 

@@ -115,6 +115,14 @@ def test_an_entry_that_does_not_exist_is_an_error_that_names_it(tmp_path: Path, 
         identity(tmp_path, PROJECT, entry)
 
 
+def test_code_that_is_nested_too_deeply_counts_as_it_is_written(tmp_path: Path) -> None:
+    deep = "X = " + " + ".join(["1"] * 2500) + "\nprint(X)\n"
+    before = identity(tmp_path, {"main.py": deep, "other.py": "Y = 1"})
+    assert "nested too deeply" in before.fallbacks[0]
+    assert identity(tmp_path, {"main.py": deep.replace("print(X)", "print(-X)")}).digest != before.digest
+    assert identity(tmp_path, {"main.py": deep, "other.py": "Y = 2"}).digest != before.digest
+
+
 def test_the_place_of_a_project_does_not_count(tmp_path: Path) -> None:
     assert identity(tmp_path / "a", PROJECT).digest == identity(tmp_path / "b", PROJECT).digest
 

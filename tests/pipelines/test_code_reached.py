@@ -1134,6 +1134,27 @@ _case(
     ],
 )
 
+_case(
+    "all of a module whose class was in use before",
+    """
+    == main.py
+    import sys
+    import a
+    print(a.A().f(), getattr(a, sys.argv[-1], None))
+    == a.py
+    class A:
+        def f(self):
+            return 1
+        def g(self):
+            return 2
+    """,
+    counts=[
+        ("a.py", "return 1", "return 3"),
+        ("a.py", "return 2", "return 3"),
+    ],
+    said="all of a counts",
+)
+
 
 def identity(root: Path, files: dict[str, str], variables: dict[str, str] | None = None) -> CodeIdentity:
     for name, text in files.items():

@@ -58,16 +58,39 @@ def code_identity(
     The code is only read: nothing of it is imported, and nothing runs.
     """
     files = CodeFiles(root, outputs)
+    try:
+        return _reached_identity(files, entry, environment, hashes)
+    except RecursionError:
+        return _whole_identity(files, hashes)
+
+
+def _reached_identity(
+    files: CodeFiles, entry: Path | str, environment: Mapping[str, str], hashes: InputHashes | None
+) -> CodeIdentity:
     while True:
-        known = len(files.places), len(files.folders)
+        places, folders = len(files.places), len(files.folders)
         reach = Reach(files, environment, (follow_dynamic, follow_variables, follow_reads))
         _begin(reach, entry)
         reach.run()
-        if known == (len(files.places), len(files.folders)):
+        if folders == len(files.folders) and (places == len(files.places) or not files.has_moved()):
             break  # else code changes where it looks for modules or files: look again
-    parts = tuple(sorted({*_code_parts(reach), *_other_parts(reach, hashes)}, key=lambda part: (part.name, part.digest)))
-    digest = digest_of([[part.name, part.digest] for part in parts])
-    return CodeIdentity(digest, parts, tuple(reach.fallbacks), tuple(sorted(reach.libraries)))
+    parts = {*_code_parts(reach), *_other_parts(reach, hashes)}
+    return _identity(parts, tuple(reach.fallbacks), tuple(sorted(reach.libraries)))
+
+
+def _whole_identity(files: CodeFiles, hashes: InputHashes | None) -> CodeIdentity:
+    """Of code that is nested too deeply to be followed."""
+    parts = {CodePart(f"file {name}", _file_digest(path, hashes)) for name, path in files.names().items()}
+    return _identity(parts, ("some code is nested too deeply to be followed: all files of the project count",), ())
+
+
+def _identity(parts: set[CodePart], fallbacks: tuple[str, ...], libraries: tuple[str, ...]) -> CodeIdentity:
+    ordered = tuple(sorted(parts, key=lambda part: (part.name, part.digest)))
+    return CodeIdentity(digest_of([[part.name, part.digest] for part in ordered]), ordered, fallbacks, libraries)
+
+
+def _file_digest(path: Path, hashes: InputHashes | None) -> str:
+    return digests_of_files({"": str(path)})[""][1] if hashes is None else hashes.of(path).digest
 
 
 def _begin(reach: Reach, entry: Path | str) -> None:
@@ -147,9 +170,7 @@ def _shown(node: ast.stmt) -> str:
 
 def _other_parts(reach: Reach, hashes: InputHashes | None) -> Iterator[CodePart]:
     for name in sorted(reach.read_files):
-        path = reach.files.root / name
-        digest = digests_of_files({name: str(path)})[name][1] if hashes is None else hashes.of(path).digest
-        yield CodePart(f"file {name}", digest)
+        yield CodePart(f"file {name}", _file_digest(reach.files.root / name, hashes))
     for name in sorted(reach.variables):
         yield CodePart(f"environment variable {name}", digest_of(reach.environment.get(name)))
     for library in sorted(reach.libraries):

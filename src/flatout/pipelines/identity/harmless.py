@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import sys
 from collections.abc import Callable, Iterable
 
@@ -28,11 +29,7 @@ _CALLS = {
     "torch.Size", "torch.no_grad", "torch.inference_mode", "warnings.deprecated", "weakref.WeakKeyDictionary",
     "weakref.WeakValueDictionary", "random.Random", "numpy.random.default_rng", "torch.Generator",
 }  # fmt: skip
-_BASES = {
-    "Exception", "ValueError", "RuntimeError", "TypeError", "KeyError", "OSError", "LookupError", "ArithmeticError",
-    "BaseException", "NotImplementedError", "AttributeError", "ImportError", "IndexError", "StopIteration", "Warning",
-    "UserWarning", "object", "dict", "list", "tuple", "set", "frozenset", "int", "float", "str", "bytes", "type",
-}  # fmt: skip
+_BASES = {"object", "dict", "list", "tuple", "set", "frozenset", "int", "float", "str", "bytes", "type"}
 _PLAIN_MODULES = {
     "abc",
     "enum",
@@ -44,11 +41,7 @@ _PLAIN_MODULES = {
     "types",
     "contextlib",
 }
-_LIBRARY_BASES = (
-    "torch.nn.", "torch.utils.data.", "torch.optim.", "torch.autograd.", "threading.", "json.", "unittest.",
-    "argparse.", "string.", "html.parser.", "logging.", "ast.", "random.", "concurrent.", "socketserver.",
-    "http.server.", "pathlib.",
-)  # fmt: skip
+_LIBRARY_BASES = ("torch.nn.", "torch.utils.data.", "torch.optim.", "torch.autograd.")
 
 Naming = Callable[[ast.AST], str | None]
 
@@ -105,6 +98,17 @@ class Harmlessness:
             and self._all(without_docstring(node.body))
         )
 
+    def hands_on(self, node: ast.stmt) -> bool:
+        """A decorator or a base class may keep what is defined."""
+        if isinstance(node, ast.ClassDef):
+            outside = [
+                *map(self.decorator, node.decorator_list),
+                *map(self.base, node.bases),
+                *map(self._keyword, node.keywords),
+            ]
+            return not all(outside)
+        return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not all(map(self.decorator, node.decorator_list))
+
     def _keyword(self, node: ast.keyword) -> bool:
         if node.arg == "metaclass":
             return self._dotted(node.value) == "abc.ABCMeta"
@@ -130,7 +134,7 @@ class Harmlessness:
         name = self._dotted(node)
         if name is None:
             return self._is_quiet_base(node)
-        return is_plain_base(name) or name.startswith(_LIBRARY_BASES)
+        return is_plain_base(name) or is_of_python(name) or name.startswith(_LIBRARY_BASES)
 
     def expression(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Call):
@@ -181,7 +185,12 @@ _METHODS = {
 
 def is_plain_base(name: str) -> bool:
     """A base that calls methods by nothing but their special names: other methods run only where code calls them."""
-    return name in _BASES or name.rpartition(".")[0] in _PLAIN_MODULES or name in _PLAIN_MODULES
+    return name in _BASES or _is_exception(name) or name.rpartition(".")[0] in _PLAIN_MODULES or name in _PLAIN_MODULES
+
+
+def _is_exception(name: str) -> bool:
+    found = vars(builtins).get(name)
+    return isinstance(found, type) and issubclass(found, BaseException)
 
 
 def is_of_python(module: str) -> bool:

@@ -39,6 +39,7 @@ class CodeFiles:
         self._found: dict[str, FoundModule | None] = {}
         self._listing: list[Path] | None = None
         self._names: dict[str, Path] | None = None
+        self._listed: dict[str, frozenset[str]] = {}
         self._looked_for: set[str] = set()
 
     def add_place(self, place: Path) -> None:
@@ -46,7 +47,6 @@ class CodeFiles:
         place = place.resolve()
         if place.is_dir() and place not in self.places:
             self.places.insert(0, place)
-            self._found.clear()
 
     def add_folder(self, name: str) -> None:
         """A folder that code changes to; one of which only a part is known stands for all that match."""
@@ -62,19 +62,41 @@ class CodeFiles:
         return self._found[name]
 
     def _search(self, name: str) -> FoundModule | None:
-        parts = name.split(".")
+        *above, last = name.split(".")
         empty: FoundModule | None = None
         for place in self.places:
-            folder = place.joinpath(*parts[:-1])
-            if (own := folder / parts[-1] / "__init__.py").is_file():
-                return FoundModule(name, own, own.parent)
-            if (own := folder / f"{parts[-1]}.py").is_file():
-                return FoundModule(name, own, None)
-            if folder.is_dir() and (compiled := sorted([*folder.glob(f"{parts[-1]}.*so"), *folder.glob(f"{parts[-1]}.*pyd")])):
-                return FoundModule(name, compiled[0], None)
-            if (own := folder / parts[-1]).is_dir() and empty is None and self._has_code(own):
-                empty = FoundModule(name, None, own)
+            folder = os.path.join(place, *above)
+            entries = self._entries(folder)
+            if last in entries and "__init__.py" in self._entries(own := os.path.join(folder, last)):
+                return FoundModule(name, Path(own, "__init__.py"), Path(own))
+            if f"{last}.py" in entries:
+                return FoundModule(name, Path(folder, f"{last}.py"), None)
+            for compiled in entries:
+                if compiled.startswith(f"{last}.") and compiled.endswith((".so", ".pyd")):
+                    return FoundModule(name, Path(folder, compiled), None)
+            if last in entries and empty is None and self._has_code(own := os.path.join(folder, last)):
+                empty = FoundModule(name, None, Path(own))
         return empty
+
+    def _entries(self, folder: str) -> frozenset[str]:
+        if folder not in self._listed:
+            try:
+                self._listed[folder] = frozenset(os.listdir(folder))
+            except OSError:
+                self._listed[folder] = frozenset()
+        return self._listed[folder]
+
+    def _has_code(self, folder: str) -> bool:
+        """A folder of data that has the name of a library must not hide it."""
+        entries = self._entries(folder)
+        return any(name.endswith(".py") for name in entries) or any(
+            name.endswith(".py") for inner in entries for name in self._entries(os.path.join(folder, inner))
+        )
+
+    def has_moved(self) -> bool:
+        """Whether a place that was added hides a module that had been found elsewhere, or not at all; asked once for each."""
+        before, self._found = self._found, {}
+        return any(self.find(name) != found for name, found in before.items())
 
     def look_elsewhere(self, first: str) -> str:
         """For a module that is in no known place: an editable install, or a folder that something puts on the path.
@@ -100,10 +122,6 @@ class CodeFiles:
                 self.add_place(place)
                 return f"import {first}: not on Python's path as far as can be seen; {self.shown(path)} is taken for it"
         return ""
-
-    def _has_code(self, folder: Path) -> bool:
-        """A folder of data that has the name of a library must not hide it."""
-        return any(folder.glob("*.py")) or any(folder.glob("*/*.py"))
 
     def module(self, found: FoundModule) -> CodeModule:
         return self._parsed(found.path, found.name, found.folder is not None, is_main=False)

@@ -55,11 +55,13 @@ class Reach:
         self._todo: deque[Callable[[], None]] = deque()
         self._mentioned: set[str] = set()
         self._patterns: list[re.Pattern[str]] = []
+        self._having: dict[str, list[tuple[ReachedModule, ClassCode]]] = {}  # classes by names of members
         self._escaped: set[CodeModule] = set()
         self._used: set[tuple[CodeModule, str, tuple[str, ...]]] = set()
         self._classes_below: set[tuple[CodeModule, int]] = set()
         self._every_class = False
         self._when_run: list[Callable[[CodeModule], None]] = []
+        self._dotted: dict[tuple[CodeModule, ast.AST], str | None] = {}
         self.taken_by_name: set[Item] = set()  # through an attribute of something, not by the name itself
         self.handed_on: set[tuple[CodeModule, Item]] = set()  # functions that are named without being called
         self._known_ends: dict[tuple[CodeModule, str, tuple[str, ...]], list[tuple[CodeModule, Item]]] = {}
@@ -100,6 +102,10 @@ class Reach:
             reached.whole = True
             for item in module.items:
                 self._live(reached, item)
+                for one in (one for found in item.imports.values() for one in found):
+                    self._use_import(module, one, ())
+            for code in list(reached.classes.values()):
+                self._live_members(reached, code)
 
     def import_name(self, name: str, *, whole: bool = False) -> bool:
         """Run a module and the packages that it is in; False if it is not of the project."""
@@ -125,11 +131,11 @@ class Reach:
         if name in self._mentioned:
             return
         self._mentioned.add(name)
-        for reached in list(self.modules.values()):
-            for code in list(reached.classes.values()):
-                self._live_members(reached, code)
+        for reached, code in self._having.pop(name, []):
+            self._live_members(reached, code)
         for module in list(self._escaped):
-            self.use(module, NameChain(name, ()), only_bound=True)
+            if module.stars or name in module.by_name:
+                self.use(module, NameChain(name, ()), only_bound=True)
 
     def mention_pattern(self, pattern: str) -> None:
         """Any attribute whose name matches."""
@@ -147,7 +153,7 @@ class Reach:
         self.execute(module)
         if module not in self._escaped:
             self._escaped.add(module)
-            for name in list(self._mentioned):
+            for name in list(self._mentioned) if module.stars else [one for one in module.by_name if one in self._mentioned]:
                 self.use(module, NameChain(name, ()), only_bound=True)
             self._use_matching(module)
 
@@ -166,6 +172,13 @@ class Reach:
 
     def dotted(self, module: CodeModule, node: ast.AST, scopes: tuple[LocalNames, ...] = ()) -> str | None:
         """The full name of what an expression refers to outside of the project: "os.path.join", "print"."""
+        if not isinstance(node, ast.Name | ast.Attribute):
+            return None
+        if (module, node) not in self._dotted:
+            self._dotted[module, node] = self._full_name(module, node, scopes)
+        return self._dotted[module, node]
+
+    def _full_name(self, module: CodeModule, node: ast.AST, scopes: tuple[LocalNames, ...]) -> str | None:
         root, attributes = chain_of(node)
         if not isinstance(root, ast.Name):
             return None
@@ -349,10 +362,11 @@ class Reach:
             if not reached.harmless.statement(item.node):
                 reached.effects.add(item.index)
                 self._live(reached, item)
-                if isinstance(item.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                if reached.harmless.hands_on(item.node):
+                    name = "/".join(item.names)
                     self.say(
-                        f"{module.name}, line {item.node.lineno}: {item.node.name} is handed on when the module runs, by a "
-                        f"decorator or a base class; {module.name}: {item.node.name} counts whoever takes it"
+                        f"{module.name}, line {item.node.lineno}: {name} is handed on when the module runs, by a decorator or "
+                        f"a base class; {module.name}: {name} counts whoever takes it"
                     )
             else:  # what it imports is run all the same
                 self._import_all(module, uses_of([item.node], bodies=False).imports)
@@ -384,9 +398,6 @@ class Reach:
 
     def _follow(self, reached: ReachedModule, item: Item) -> None:
         node = item.node
-        if reached.whole:
-            for one in (one for found in item.imports.values() for one in found):
-                self._use_import(reached.module, one, ())
         if isinstance(node, ast.ClassDef):
             code = reached.classes[item.index] = class_code(
                 reached.module,
@@ -396,6 +407,8 @@ class Reach:
                 attributes_are_read=self._reads_attributes(reached.module, item),
             )
             reached.members[item.index] = set()
+            for name in {name for member in code.members for name in member.names}:
+                self._having.setdefault(name, []).append((reached, code))
             self._take(reached, uses_of(code.header))
             self._live_members(reached, code)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -465,11 +478,11 @@ class Reach:
             self.files.root,
             module.package if module.is_package else module.name,
             self.environment,
-            lambda node: self.dotted(module, node),
+            lambda node: self._full_name(module, node, ()),
             lambda root, attributes, depth: self._named(module, root, attributes, depth),
         )
         harmless = Harmlessness(
-            lambda node: self.dotted(module, node),
+            lambda node: self._full_name(module, node, ()),
             lambda node: self._is_quiet_decorator(module, node),
             lambda node: self._is_quiet_base(module, node),
             lambda name: self._is_plain_value(module, name),
@@ -527,7 +540,7 @@ class Reach:
         targets = self.targets(module, root.id, attributes)
         return bool(targets) and all(
             item is not None and isinstance(item.node, ast.FunctionDef)
-            and returns_only(item.node, isinstance(node, ast.Call), lambda one, inner=inner: self.dotted(inner, one))  # type: ignore[misc]
+            and returns_only(item.node, isinstance(node, ast.Call), lambda one, inner=inner: self._full_name(inner, one, ()))  # type: ignore[misc]
             for inner, item in targets
         )  # fmt: skip
 

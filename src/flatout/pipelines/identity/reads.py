@@ -15,6 +15,7 @@ from flatout.pipelines.identity.uses import Place
 
 _LONGEST = 1000
 _OPENS = {"open", "io.open", "gzip.open", "bz2.open", "lzma.open", "codecs.open", "zipfile.ZipFile", "tarfile.open"}
+_LISTS = {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "pathlib.Path", "pathlib.PurePath"}
 _WRITES = {"os.makedirs", "os.mkdir", "os.remove", "os.unlink", "os.rmdir", "shutil.rmtree", "os.chmod", "os.utime"}
 _WRITES_SECOND = {"shutil.copy", "shutil.copyfile", "shutil.copy2", "shutil.copytree", "shutil.move", "os.rename", "os.replace"}
 _WRITING_METHODS = {
@@ -36,6 +37,7 @@ class _Reader:
         self._reach, self._module, self._places = reach, module, places
         self._folding = reach.about(module).folding
         self._done: set[int] = set()  # nodes that are part of a longer path, or name what is written
+        self._listed: set[int] = set()  # texts that are folders for sure
         self._no_folders: set[int] = set()  # texts that are no folders, though a folder may have that name
 
     def follow(self) -> None:
@@ -96,6 +98,8 @@ class _Reader:
             mode = _mode(node, 1 if name in _OPENS else 0)
             if mode[:1] in ("w", "a", "x") and "+" not in mode:
                 self._consume(node.args[0] if name in _OPENS and node.args else node.func, scopes)
+        elif name in _LISTS:
+            self._listed |= {id(one) for one in node.args}
         elif name in _WRITES:
             self._consume_all(node.args, scopes)
         elif name in _WRITES_SECOND:
@@ -139,7 +143,7 @@ class _Reader:
         for path in self._candidates(text):
             if path.is_file():
                 self._file(path)
-            elif path.is_dir() and id(node) not in self._no_folders:
+            elif path.is_dir() and id(node) not in self._no_folders and (id(node) in self._listed or _is_name(text)):
                 self._folder(path, node)
         if " " in text and ".py" in text:  # a command
             for word in text.split():
@@ -213,6 +217,11 @@ class _Reader:
 
     def _say(self, node: ast.expr, what: str) -> None:
         self._reach.say(f"{self._module.name}, line {node.lineno}: {what}")
+
+
+def _is_name(text: str) -> bool:
+    """A dot alone is seldom a folder, unless code lists it."""
+    return any(letter.isalnum() for letter in text)
 
 
 def _below(path: Path, place: Path, folder: str) -> str:
