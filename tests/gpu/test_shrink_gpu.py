@@ -1,4 +1,4 @@
-"""fp8 on a GPU: its arithmetic, and a whole search whose gates decide whether it pays."""
+"""fp8 and 2:4 sparsity on a GPU: their arithmetic, and a whole search whose gates decide whether it pays."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import flatout as fo
 from flatout.packaging.package import Package
 from flatout.packaging.program import Program
 from flatout.shrinking.changes.fp8 import Fp8
+from flatout.shrinking.changes.sparse_2_4 import Sparse24, two_of_four
 from flatout.shrinking.training.graph import shapes_of
 
 pytestmark = pytest.mark.skipif(
@@ -50,6 +51,26 @@ def test_the_kernel_computes_as_the_arithmetic_on_a_cpu(package: Package, rows: 
     torch.testing.assert_close(on_gpu, on_cpu, atol=0.05, rtol=0.05)
 
 
+@pytest.mark.parametrize("rows", [1, 7, 64, 256])
+def test_sparse_products_are_those_of_the_weights_that_stay(package: Package, rows: int) -> None:
+    program = package.program
+    assert isinstance(program, Program)
+    change = Sparse24()
+    why_not = change.why_not(program, package.weights, torch.device("cuda"))
+    if why_not is not None:
+        pytest.skip(why_not)
+    shapes = shapes_of(program, package.weights, package.samples.first(2).rows)
+    made = change.make(program, package.weights, "fp32", shapes, ())
+    kept = {
+        name: two_of_four(one) if name in change.layers(program, package.weights) else one
+        for name, one in package.weights.items()
+    }
+    x = package.samples.rows["x"].repeat(2, 1)[:rows]
+    sparse = made.program.module(made.weights, torch.device("cuda"))(x.cuda())[-1].float().cpu()
+    dense = program.module(kept, torch.device("cpu"))(x)[-1].float()
+    torch.testing.assert_close(sparse, dense, atol=0.05, rtol=0.05)
+
+
 def test_a_search_on_a_gpu_says_what_it_gained_or_why_not(package: Package, tmp_path: Path) -> None:
     shrunk = fo.shrink(package, tmp_path / "shrunk", device="cuda", batch=(1, 256), margin=1.0, cache=None, say=print)
     print(shrunk)
@@ -60,6 +81,8 @@ def test_a_search_on_a_gpu_says_what_it_gained_or_why_not(package: Package, tmp_
     found = shrunk.package.predict(x, device=torch.device("cuda"))
     wanted = package.predict(x, device=torch.device("cuda"))
     assert (np.asarray(found["prediction"]) == np.asarray(wanted["prediction"])).mean() > 0.9
+    sparse = [one for one in shrunk.receipt.entries if one.name == "sparse_2_4"]
+    assert sparse and not any(one.why.startswith("failed") for one in sparse), sparse
     if shrunk.kept:
-        assert shrunk.kept == ("fp8",) and shrunk.about["size"]["now"] < 0.6 * shrunk.about["size"]["was"]
+        assert shrunk.about["size"]["now"] < 0.6 * shrunk.about["size"]["was"]
         assert all(one["speed"] > 0.98 for one in shrunk.about["final"].values())

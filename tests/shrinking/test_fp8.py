@@ -21,7 +21,8 @@ from flatout.packaging.derived import NewProgram, write_derived
 from flatout.packaging.package import Package, open_package
 from flatout.packaging.program import Program
 from flatout.shrinking import making
-from flatout.shrinking.changes.fp8 import ChangedProgram, Fp8
+from flatout.shrinking.changes.fp8 import Fp8
+from flatout.shrinking.changes.program_change import ChangedProgram
 from flatout.shrinking.request import ShrinkRequest
 from flatout.shrinking.rows import RowSets
 from flatout.shrinking.step import ShrinkStep
@@ -170,7 +171,7 @@ def test_a_whole_shrink_of_programs(package: Package, monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(ShrinkTrials, "together", lambda self, *given, **more: iter(()))
     made = making.make_smaller(package, Path("shrunk"), ShrinkRequest(margin=1.0, training_s=0.0))
-    assert made.kept == ("fp8",) and "layers" in str(made.receipt.entries[0].check)
+    assert made.kept == ("fp8",) and any("layers" in str(one.check) for one in made.receipt.entries)
     assert "onnxruntime" not in made.receipt.versions and made.about["source"]["runtime"] == "eager"
     assert "fp8" in str(shrink_doc(open_package(Path("shrunk"))).nodes[0])
 

@@ -10,19 +10,21 @@ from flatout.shrinking.changes.fp8 import Fp8
 from flatout.shrinking.changes.int8_dynamic import Int8Dynamic
 from flatout.shrinking.changes.int8_static import Int8Static
 from flatout.shrinking.changes.low_rank import LowRank
+from flatout.shrinking.changes.program_change import ProgramChange
 from flatout.shrinking.changes.prune import Prune
 from flatout.shrinking.changes.small_weights import SmallWeights
+from flatout.shrinking.changes.sparse_2_4 import Sparse24
 from flatout.shrinking.changes.trained import TrainedChange
 
 CHANGES: dict[str, ModelChange] = {
     one.name: one for one in (Int8Dynamic(), Int8Static(), Float16(), Bfloat16(), SmallWeights(), LowRank())
 }
-OF_PROGRAMS: dict[str, Fp8] = {one.name: one for one in (Fp8(),)}
+OF_PROGRAMS: dict[str, ProgramChange] = {one.name: one for one in (Fp8(), Sparse24())}
 """On a GPU, where the model is its program and not its ONNX file."""
 TRAINED: dict[str, TrainedChange] = {one.name: one for one in (Prune(), Distill())}
 
 
-def untrained(name: str) -> ModelChange | Fp8:
+def untrained(name: str) -> ModelChange | ProgramChange:
     return CHANGES[name] if name in CHANGES else OF_PROGRAMS[name]
 
 

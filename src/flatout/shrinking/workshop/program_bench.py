@@ -20,7 +20,7 @@ from flatout.packaging.runtimes.compiled import CompiledRuntime
 from flatout.packaging.runtimes.eager import EagerRuntime
 from flatout.packaging.runtimes.runtime import Parts, Runtime
 from flatout.shrinking.changes.all import OF_PROGRAMS, TRAINED
-from flatout.shrinking.changes.fp8 import ChangedProgram
+from flatout.shrinking.changes.program_change import ChangedProgram
 from flatout.shrinking.rows import TUNING
 from flatout.shrinking.training.graph import Shape, shapes_of
 from flatout.shrinking.workshop.answers import LOG_PROBABILITIES, Run, in_batches
