@@ -48,7 +48,7 @@ def test_nothing_in_a_package_is_pickled_or_compiled(kind: str, exported: Callab
     known = {"card.json", "fitted.json", "manifest.json", "program.json", "signature.json", "samples.json", "model.onnx"}
     for file in exported(kind).path.iterdir():
         content = file.read_bytes()
-        assert file.name in known | {"weights.safetensors", "samples.safetensors"}
+        assert file.name in known | {"weights.safetensors", "samples.safetensors", "statistics.json"}
         assert not content.startswith((b"\x80", b"PK", b"\x7fELF", b"GIF", b"#!")), file.name
         if file.suffix == ".json":
             json.loads(content)

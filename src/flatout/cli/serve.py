@@ -15,7 +15,7 @@ from flatout.cli.places import cache_folder
 
 if TYPE_CHECKING:
     from flatout.serving.canary.options import CanaryOptions
-    from flatout.serving.options import WantedModel
+    from flatout.serving.options import ServeOptions, WantedModel
 
 Models = Annotated[
     list[str],
@@ -91,9 +91,14 @@ def serve(
     needs_labels: Annotated[
         bool, typer.Option("--needs-labels", help="Promote only if POST /feedback shows that answers are as often right.")
     ] = False,
-    state: Annotated[Path, typer.Option("--state", help="The folder for the canary's state and receipt.")] = Path(
-        "served-state"
-    ),
+    drift: Annotated[
+        str | None,
+        typer.Option("--drift", help="Compare rows with the training data after each period, as '24 h'.", show_default=False),
+    ] = None,
+    drift_allowed: Annotated[float, typer.Option("--drift-allowed", help="How far a share of rows may move.")] = 0.1,
+    state: Annotated[
+        Path, typer.Option("--state", help="The folder for the state of canary and drift, and for receipts.")
+    ] = Path("served-state"),
     max_body: Annotated[str, typer.Option("--max-body", help="Largest body of a request.")] = "64 MiB",
     connections: Annotated[int, typer.Option("--max-connections", min=1, help="For each process.")] = 4096,
     drain: Annotated[str, typer.Option("--drain", help="Time for requests under way after SIGTERM.")] = "30 s",
@@ -141,9 +146,22 @@ def serve(
         front=front,
         explains=explain,
     )
+    options = _with_drift(options, drift, drift_allowed, state)
     options = replace(options, canary=_canary(wanted, canary, shadow, share, canary_key, keep_old, needs_labels, state, runs))
     sys.path.insert(0, "")  # hooks may be in this folder
     sys.exit(serve_packages(wanted, options, opened=lambda url: _opened(url, [one.name for one in wanted]), say=_say))
+
+
+def _with_drift(options: ServeOptions, period: str | None, allowed: float, state: Path) -> ServeOptions:
+    from flatout.base.units import parse_seconds
+    from flatout.serving.drift.watch import DriftOptions
+
+    if period is None:
+        return options
+    if not 0 < allowed < 1:
+        raise UsageError(f"--drift-allowed is between 0 and 1, got {allowed}")
+    drift = DriftOptions(parse_seconds(period), state.resolve(), allowed)
+    return replace(options, drift=drift, front=replace(options.front, watches_drift=True))
 
 
 def _canary(

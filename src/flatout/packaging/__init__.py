@@ -9,6 +9,7 @@
       weights.safetensors  all tensors of the program, once
       model.onnx           the program for onnxruntime, from raw inputs if possible; refers to weights.safetensors
       samples.safetensors  up to 256 prepared rows with the run's own outputs
+      statistics.json      how the training rows are distributed, column by column
       samples.json         the raw rows of those samples, where they can be written as JSON
 
 Nothing in it is pickled or compiled, and reading it runs no code: a program may only call operators that `operators` lists.

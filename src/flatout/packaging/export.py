@@ -34,6 +34,7 @@ from flatout.packaging.runtimes.choice import RUNTIMES, Measured, fastest, measu
 from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 from flatout.packaging.runtimes.runtime import Parts
 from flatout.packaging.samples import SampleRows, Samples, made_up_rows, rows_of_data
+from flatout.packaging.statistics import STATISTICS, RowStatistics, statistics_of
 from flatout.recipe.build import build_job
 from flatout.runs.in_use import as_trained
 from flatout.runs.record import Run
@@ -61,7 +62,7 @@ def export(run: Run, out: Path, *, cache: Path | None = None, say: Callable[[str
     _check_finished(run)
     notes: list[str] = []
     say("reading samples of the run's data")
-    job, drawn = _job_and_samples(run, cache, notes)
+    job, drawn, statistics = _job_and_samples(run, cache, notes)
     answering = _answering(run, job)
     samples = Samples(drawn.rows, answering.answers(drawn.rows), drawn.origin, drawn.raw, drawn.photos)
     say("writing the model as a graph")
@@ -70,6 +71,8 @@ def export(run: Run, out: Path, *, cache: Path | None = None, say: Callable[[str
     program, weights = captured.program, captured.weights
     with new_folder(out) as folder:
         _write(folder, program, weights, fitted, samples)
+        if statistics is not None:
+            write_parsed(folder, STATISTICS, statistics.to_json())
         onnx = None
         if isinstance(captured, Captured):
             say("writing ONNX")
@@ -97,16 +100,16 @@ def _check_finished(run: Run) -> None:
         raise StoreError(f"{run.name} is {status}, and only a finished run is exported: {todo}")
 
 
-def _job_and_samples(run: Run, cache: Path | None, notes: list[str]) -> tuple[Job, SampleRows]:
-    """With samples of the run's data if it is still there."""
+def _job_and_samples(run: Run, cache: Path | None, notes: list[str]) -> tuple[Job, SampleRows, RowStatistics | None]:
+    """With samples and statistics of the run's data if it is still there."""
     try:
         data = data_of(run, cache)
-        return build_job(run.recipe, cache, data=data, trained=True), rows_of_data(data)
+        return build_job(run.recipe, cache, data=data, trained=True), rows_of_data(data), statistics_of(data)
     except (FlatoutError, OSError) as error:
         why = "; ".join(error.problems) if isinstance(error, RecipeError) else str(error).partition("\n")[0]
     job = job_of(run.folder, run.recipe)
     notes.append(f"samples are made up at random: the run's data can't be used ({why})")
-    return job, made_up_rows(job.data.fitted)
+    return job, made_up_rows(job.data.fitted), None
 
 
 def _answering(run: Run, job: Job) -> Answering:
@@ -171,7 +174,7 @@ def export_onnx(run: Run, out: Path, *, cache: Path | None = None, say: Callable
     _check_finished(run)
     notes: list[str] = []
     say("reading samples of the run's data")
-    job, drawn = _job_and_samples(run, cache, notes)
+    job, drawn, _ = _job_and_samples(run, cache, notes)
     answering = _answering(run, job)
     samples = Samples(drawn.rows, answering.answers(drawn.rows), drawn.origin, drawn.raw, drawn.photos)
     say("writing ONNX")

@@ -36,6 +36,7 @@ from flatout.packaging.runtimes.eager import EagerRuntime
 from flatout.packaging.runtimes.onnxruntime_runtime import OnnxRuntime
 from flatout.packaging.runtimes.runtime import Parts, Runtime
 from flatout.packaging.samples import Samples, same_values
+from flatout.packaging.statistics import STATISTICS, RowStatistics
 from flatout.store.tensors import read_tensors
 
 _ROWS_AT_ONCE = 8192
@@ -96,6 +97,11 @@ class Package:
         if not {port.name for port in self.program.inputs} <= found.rows.keys() or len(found) == 0:
             raise DamagedFile(f"{file} has no samples of the program's inputs")
         return found
+
+    @cached_property
+    def statistics(self) -> RowStatistics | None:
+        """None for packages that were exported without the run's data, or by an earlier flatout."""
+        return self.folder.parsed(STATISTICS, RowStatistics.from_json) if STATISTICS in self.folder.names() else None
 
     def parts(self, device: torch.device, cache: Path | None = None) -> Parts:
         precision = self.card["precision"] if device.type == "cuda" else "fp32"

@@ -29,6 +29,7 @@ from flatout.serving.arena import Arena
 from flatout.serving.asking import ServedModel
 from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.counters import SharedCounters
+from flatout.serving.drift.sampling import DriftSampling
 from flatout.serving.encryption import secured
 from flatout.serving.front.app import FrontApp
 from flatout.serving.front.canary_pages import canary_posts
@@ -104,10 +105,11 @@ class Front:
         self._loop, self._over = loop, loop.create_future()
         self._lane = FrontLane(loop, Arena(self._options.arena_bytes))
         self._samples = sample_files(self._options, lambda line: loop.call_soon_threadsafe(self._tell, line))
+        self._drift = DriftSampling() if self._options.watches_drift else None
         self._pages = ServerPages(self._counters, self._watching)
         self._app = FrontApp({}, self._lane, self._watching, self, Limits(**self._options.limits), self._options.token,
                              self._hooks, self._pages.routes(), self._samples, self._watching.arms,
-                             canary_posts(self._ask_supervisor))  # fmt: skip
+                             canary_posts(self._ask_supervisor), self._drift)  # fmt: skip
         self._app.ready = False
         self._grpc = grpc_port(self._options, self._app)
         self._app.start(loop)
@@ -265,6 +267,8 @@ class Front:
             if self._is_open:
                 self._about.opened(self._app.connections)
             self._say("alive", busy=busy)
+            for counted in self._drift.counted() if self._drift is not None else ():
+                self._say("rows", **counted)
             for name in [name for name in self._closing if self._lane.has_left(name)]:
                 self._closing.discard(name)
                 self._say("retired", executor=name)

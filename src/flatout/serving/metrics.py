@@ -43,9 +43,26 @@ def metrics_text(counters: SharedCounters, versions: Mapping[str, tuple[str, int
     lines += _family("flatout_fronts", "Processes that take connections", "gauge", [("", status.get("fronts", 1))])
     cpu = [('{process="fronts"}', counters.cpu_s()), ('{process="executor"}', status.get("executor_cpu_s", 0.0))]
     lines += _family("flatout_cpu_seconds_total", "CPU time", "counter", cpu)
+    if status.get("drift"):
+        lines += _drift(status["drift"])
     if status.get("canary"):
         lines += _canary(status["canary"])
     return "\n".join(lines) + "\n"
+
+
+def _drift(drift: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    effects = [(f'{{model="{_escaped(name)}",column="{_escaped(column)}"}}', effect)
+               for name, one in drift.items() for column, effect in one["effects"].items()]  # fmt: skip
+    words = "Largest move of a share of this column in the last period, against the training data"
+
+    def each(key: str) -> list[tuple[str, float]]:
+        return [(f'{{model="{_escaped(name)}"}}', one[key]) for name, one in drift.items()]
+
+    return [
+        *_family("flatout_drift_effect", words, "gauge", effects),
+        *_family("flatout_drift_evidence", "E-value against rows that are within what is allowed", "gauge", each("evidence")),
+        *_family("flatout_drift_alarms_total", "Periods that ended with an alarm", "counter", each("alarms")),
+    ]
 
 
 def _canary(canary: Mapping[str, Any]) -> list[str]:

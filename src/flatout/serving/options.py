@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.serving.canary.options import CanaryOptions
+from flatout.serving.drift.watch import DriftOptions
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class FrontOptions:
     sample_share: float = 0.0
     sample_folder: str | None = None
     grpc_address: str | None = None
+    watches_drift: bool = False
     arena_bytes: int = 256 << 20
     limits: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,4 +66,5 @@ class ServeOptions:
     cache: Path | None = None
     explains: bool = False
     canary: CanaryOptions | None = None
+    drift: DriftOptions | None = None
     front: FrontOptions = field(default_factory=FrontOptions)

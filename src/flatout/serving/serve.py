@@ -142,6 +142,8 @@ def check(models: Sequence[WantedModel], options: ServeOptions) -> None:
     if options.canary is not None:
         rollout_of(models, options.canary, lambda line: None)
         _check_folder(options.canary.folder, "the state of a canary")
+    if options.drift is not None:
+        _check_folder(options.drift.folder, "the state of drift")
     _check_device(options.device)
     if options.photos_on not in ("auto", "host", "device"):
         raise UsageError(f"--photos-on is auto, host or device, got {options.photos_on!r}")

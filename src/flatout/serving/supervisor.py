@@ -22,9 +22,11 @@ from flatout.base.fork_server import ForkServer
 from flatout.base.listening import bound_socket
 from flatout.base.tree import to_text
 from flatout.machine.host import usable_cores
+from flatout.packaging.package import open_package
 from flatout.serving.canary.rollout import Rollout, RolloutStatus
 from flatout.serving.control import ControlLine, ControlMessage
 from flatout.serving.counters import MOST_FRONTS, SharedCounters
+from flatout.serving.drift.watch import DriftWatch
 from flatout.serving.executors import Executors
 from flatout.serving.explaining import serving_doc
 from flatout.serving.history import History
@@ -60,6 +62,7 @@ class Supervisor:
     ) -> None:
         self._known = {model.name: model for model in models}
         self._rollout, self._patience_s = rollout, 0.0
+        self._drifts: dict[str, DriftWatch] = {}
         if rollout is not None and rollout.status is RolloutStatus.PROMOTED:  # before this server started
             self._known[rollout.options.model] = self._next_version(rollout)
         self._wanted = dict(self._known)
@@ -124,6 +127,7 @@ class Supervisor:
     async def _open(self) -> None:
         executors = self._executors
         executors.serve_from(await executors.started(self._wanted, self._wanted))
+        self._watch_drift()
         first = await self._started_front()
         row_s = first.ready.result()
         model_s = max(map(best_row_s, executors.curves()), default=1.0)
@@ -226,6 +230,10 @@ class Supervisor:
                 front.took = content["change"]
             case "drained":
                 front.drained = True
+            case "rows":
+                for watch in self._drifts.values():
+                    if watch.identity == content["package"]:
+                        watch.heard(content["rows"], content["counts"])
             case "label" | "decide":
                 self._answer(front, content)
             case "load" | "unload":
@@ -305,6 +313,7 @@ class Supervisor:
             raise
         await executors.have_come_back(old_names)
         executors.serve_from(started)
+        self._watch_drift()
         self._changes += 1
         self._broadcast(self._models_message())
         names = ", ".join(f"{model.name} version {model.version}" for model in executors.served.values()) or "no model"
@@ -317,6 +326,27 @@ class Supervisor:
         change = self._changes  # the client hears of it when no front answers with the old version
         while any(front.is_ready and front.took < change for front in self._fronts.values()) and not self._processes.is_over:
             await asyncio.sleep(_TAKEN_LOOK_S)
+
+    # ---- drift ----
+
+    def _watch_drift(self) -> None:
+        """Of the models as they are served now."""
+        drift = self._options.drift
+        if drift is None:
+            return
+        found = {}
+        for name, model in self._executors.served.items():
+            package = open_package(model.path)
+            before, statistics = self._drifts.get(name), package.statistics
+            if before is not None and before.identity == package.folder.hash:
+                found[name] = before
+            elif statistics is None:
+                self._say(
+                    f"drift of {name} can't be watched: its package has no statistics of the training data; export it again"
+                )
+            else:
+                found[name] = DriftWatch(name, package.folder.hash, statistics, drift, self._say)
+        self._drifts = found
 
     # ---- a canary ----
 
@@ -445,6 +475,8 @@ class Supervisor:
                 self._broadcast({"do": "status", "status": status})
                 self._add_front_if_busy()
                 self._revise_patience()
+                for watch in self._drifts.values():
+                    watch.look()
                 if self._options.explains and self._warm:
                     self._explain(status)
 
@@ -493,6 +525,7 @@ class Supervisor:
             "executor_cpu_s": sum(one.statistics.get("cpu_s", 0.0) for one in executors.running()),
             "cores": self._cores,
             "models": executors.sums(),
+            "drift": {name: watch.summary() for name, watch in self._drifts.items()},
             "canary": None if self._rollout is None else self._rollout.summary(),
             "goals": {one.name: one.goal for one in executors.served.values()},
         }

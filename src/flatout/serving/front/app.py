@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from time import perf_counter
 
 from flatout.serving.asking import Array, Asking, ServedModel
+from flatout.serving.drift.sampling import DriftSampling
 from flatout.serving.front.canary_split import CanarySplit, SplitRule
 from flatout.serving.front.desk import Desk
 from flatout.serving.front.hooks import RowHooks
@@ -48,10 +49,11 @@ class FrontApp:
         samples: KeepsSamples | None = None,
         arms: Array | None = None,
         extra_posts: Mapping[str, Handler] | None = None,
+        drift: DriftSampling | None = None,
     ) -> None:
         self._watching, self._repository = watching, repository
         self._limits = limits or Limits()
-        desk = Desk(asking, hooks or RowHooks(), self._limits)
+        desk = Desk(asking, hooks or RowHooks(), self._limits, drift)
         self._desk: AnyDesk = desk if samples is None else SamplingDesk(desk, samples)
         self._arms, self._extra_posts = arms, dict(extra_posts or {})
         self._rule: SplitRule | None = None

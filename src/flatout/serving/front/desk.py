@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flatout.serving.asking import Array, Asking, Outcome, Room, Status
+from flatout.serving.drift.sampling import DriftSampling
 from flatout.serving.front.aside import AsideThreads, TookTooLong
 from flatout.serving.front.asked_times import OnOutputs, asked_deadline, asked_priority
 from flatout.serving.front.exchange import RequestExchange
@@ -29,7 +30,8 @@ _MANY_ROWS = 2048  # preparing more would keep other connections waiting for mil
 class Desk:
     """`answer` gets the outputs: views of the room without class names, or named columns (True) that `after` returned."""
 
-    def __init__(self, asking: Asking, hooks: RowHooks, limits: Limits) -> None:
+    def __init__(self, asking: Asking, hooks: RowHooks, limits: Limits, drift: DriftSampling | None = None) -> None:
+        self._drift = drift
         self._asking, self.hooks, self.limits = asking, hooks, limits
         self._after = hooks.after
         self._hook_threads = AsideThreads("flatout-hook", _THREADS)
@@ -61,6 +63,8 @@ class Desk:
                 inputs = room.inputs
                 for name, column in columns:
                     inputs[name][...] = column
+            if self._drift is not None and self._drift.wants():
+                self._drift.keep(view.model.package, room.inputs)
             exchange.decoded = perf_counter()
             asking.ask(room, partial(_done, exchange, room, answer), deadline_s=deadline_s, priority=priority)
         except BaseException:
