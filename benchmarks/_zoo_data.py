@@ -6,7 +6,6 @@ Nothing is downloaded. The data can be learned (patterns with noise), so losses 
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 import struct
 import wave
@@ -186,20 +185,6 @@ def hourly(place: str, columns: tuple[str, ...] = ("HUFL", "HULL", "MUFL", "MULL
     return made
 
 
-def ratings(place: str, users: int = 6040, films: int = 3706, count: int = 200_000) -> Made:
-    """ratings.dat of MovieLens: user::film::rating::time."""
-
-    def made(folder: Path) -> None:
-        drawn = np.random.default_rng(1)
-        user, film = drawn.integers(1, users + 1, count), drawn.integers(1, films + 1, count)
-        rating = 1 + (user * 7 + film * 3) % 5
-        lines = (f"{a}::{b}::{c}::97830{d:04}" for a, b, c, d in zip(user, film, rating, range(count), strict=True))
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / place).write_text("\n".join(lines) + "\n")
-
-    return made
-
-
 def boxes(place: str, count: int, size: int, classes: int = 20) -> Made:
     """images/N.jpg, labels/N.txt (class x y width height) and tables with both names."""
 
@@ -246,14 +231,6 @@ def sine_waves(folder: Path) -> None:
 
     starts = np.random.default_rng(2).integers(-80, 80, (100, 1))
     torch.save(np.sin((np.arange(1000) + starts) / 20.0), folder / "traindata.pt")
-
-
-def settings(place: str, values: dict[str, object]) -> Made:
-    def made(folder: Path) -> None:
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / place).write_text(json.dumps(values))
-
-    return made
 
 
 def folders(*places: str) -> Made:

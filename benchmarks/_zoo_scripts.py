@@ -1,6 +1,6 @@
 """Public training scripts for benchmarks/zoo.py: where each is, how it is started and what stands in for its data.
 
-Every second one of a kind is kept aside: no rule of doctor or boost was worked on with it.
+Those `aside` were kept back: no rule of doctor or boost was worked on with them.
 """
 
 from __future__ import annotations
@@ -197,10 +197,10 @@ ZOO = [
     ZooScript(
         "char RNN", "language", TUTORIAL, "main.py", None, "tutorials/02-intermediate/language_model", data.words("data")
     ),
-    # speech features and signals
+    # sequences and speech features
     ZooScript(
         "bidirectional RNN",
-        "speech",
+        "vision",
         TUTORIAL,
         "main.py",
         "main.py",
@@ -220,10 +220,10 @@ ZOO = [
     ),
     ZooScript(
         "TCN copy",
-        "speech",
+        "time series",
         TCN,
         "copymem_test.py --blank_len 500",
-        "copymem_test.py --blank_len 50 --levels 4",
+        "copymem_test.py --blank_len 50 --levels 4 --cuda",
         "TCN/copy_memory",
     ),
     # tabular
@@ -379,7 +379,9 @@ ZOO = [
         needs=("sklearn", "tensorboard"),
     ),
     # time series
-    ZooScript("TCN adding", "time series", TCN, "add_test.py", "add_test.py --seq_len 100 --levels 4", "TCN/adding_problem"),
+    ZooScript(
+        "TCN adding", "time series", TCN, "add_test.py", "add_test.py --seq_len 100 --levels 4 --cuda", "TCN/adding_problem"
+    ),
     ZooScript(
         "DLinear",
         "time series",

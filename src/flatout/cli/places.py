@@ -75,9 +75,10 @@ def torchrun_store() -> tuple[str, int, str]:
 def environment_of_one_process() -> Iterator[None]:
     """As if torchrun had started one process; its group gets a free port each time that it is made."""
     before = dict(os.environ)
-    for name in [name for name in before if name.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_"))]:
+    for name in [name for name in before if name.startswith("TORCHELASTIC_")]:
         del os.environ[name]
-    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK"), "0"), **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"))
+    os.environ.update(dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"))
+    os.environ.update(dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     try:
         yield
