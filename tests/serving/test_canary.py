@@ -107,6 +107,9 @@ def test_a_killed_server_comes_back_where_it_was_and_a_person_decides(deployment
         server.until(lambda: "as a canary" in server.said, "start the canary")
         server.until(lambda: any(ask(server, user).headers["x-flatout-version"] == "2" for user in range(30)), "share")
         versions = [ask(server, user).headers["x-flatout-version"] for user in range(24)]
+        stands = server.get("/canary").json
+        assert stands["status"] == "running" and "errors" in stands["not_enough_evidence_yet"]
+        assert "canary of people: 50% of the requests" in server.get("/live.json").json["notes"][0]
         assert set(versions) == {"1", "2"}
         answer = ask(server, 0)
         name, label = answer.headers["x-flatout-id"], answer.json["class"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from flatout.base.tree import to_data, to_text
 from flatout.serving.asking import ServedModel
+from flatout.serving.beside import notes
 from flatout.serving.counters import SharedCounters
 from flatout.serving.explaining import serving_doc
 from flatout.serving.history import Between, History
@@ -42,6 +43,7 @@ class ServerPages:
             "/": lambda: (200, "text/html; charset=utf-8", self._page),
             "/metrics": self._metrics,
             "/live.json": self._live,
+            "/canary": lambda: (200, _JSON, _as_json(self._status.get("canary"))),
             "/explain": lambda: (200, _PLAIN, to_text(serving_doc(self._history.last(_EXPLAINED_S))).encode()),
             "/explain.json": lambda: (200, _JSON, _as_json(to_data(serving_doc(self._history.last(_EXPLAINED_S))))),
         }
@@ -64,6 +66,7 @@ class ServerPages:
             "device": self._status.get("device"),
             "fronts": self._status.get("fronts"),
             "explained": to_text(serving_doc(now)),
+            "notes": notes(self._status),
         }
         return 200, _JSON, _as_json(body)
 
