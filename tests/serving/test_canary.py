@@ -204,6 +204,7 @@ def run(rollout: Rollout, looks: int, n: int, **canary: Any) -> int:
         share = rollout.share
         counted = counted + np.stack([traffic(drawn, round(n * (1 - share))), traffic(drawn, round(n * share), **canary)])
         rollout.look(counted)
+        rollout.summary()
         if rollout.is_over:
             return int(counted[1][tally.REQUESTS])
     return 0
@@ -213,9 +214,10 @@ def test_stages_follow_evidence_and_an_equal_version_is_promoted(version: Callab
     said: list[str] = []
     rollout = rollout_of(version("good"), tmp_path, said)
     assert not rollout.look(tally.empty((2,))) and rollout.share == 0.01  # no traffic: no verdict
-    assert rollout.summary()["not_enough_evidence_yet"]
+    assert rollout.summary()["not_enough_evidence_yet"] and not rollout.summary()["needs"]  # nothing is known of v1 either
     run(rollout, 150, 20_000)
     assert rollout.status is RolloutStatus.PROMOTED and rollout.share == 1.0
+    assert "with 97% a bad version is rolled back within" in " ".join(said)
     assert [line for line in said if "it gets" in line] == [
         f"canary of people: nothing bad is seen; it gets {share} of the requests" for share in ("0.05", "0.25")
     ]

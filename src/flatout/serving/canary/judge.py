@@ -28,6 +28,7 @@ from flatout.serving.canary.tally import Array
 QUANTILES = (0.5, 0.9, 0.99)
 _FEW_CANARY = 8  # requests: below, a look waits for more
 _FEW_STABLE = 200  # earlier requests, from which a quantile is known well enough
+_FEW_BEYOND = 20  # requests beyond a quantile, from which it can be said how many a verdict takes
 _MOST_STEPS = 8 * tally.STEPS
 
 
@@ -245,7 +246,7 @@ def _rates(test: _Test, stable: Array, limits: CanaryLimits) -> tuple[float, flo
         bad = limits.errors_bad if test.figure is JudgedFigure.ERRORS else limits.wrong_bad
         return rate, min(1.0, rate + bad) if test.stage is None else rate
     counts = stable[tally.SLOW if test.figure is JudgedFigure.LATENCY else tally.MISSES]
-    if counts.sum() < _FEW_STABLE:
+    if counts.sum() * (1 - test.quantile) < _FEW_BEYOND:
         return None
     place, total = quantile_step(counts, test.quantile), float(counts.sum())
     rate = float(slower(counts, place)) / total
