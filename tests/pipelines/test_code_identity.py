@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import pytest
 from flatout.base.errors import UsageError
 from flatout.pipelines.identity.changes import what_changed
 from flatout.pipelines.identity.code import CodeIdentity, code_identity
+from flatout.pipelines.identity.inputs import InputHashes
+from flatout.pipelines.identity.modules import CodeModule
 from flatout.pipelines.identity.packages import package_versions
+from flatout.pipelines.identity.project import CodeFiles
 
 # entry, helper of the entry, helper of the helper
 PROJECT = {
@@ -113,6 +117,41 @@ def test_a_function_of_a_module_is_an_entry_as_well(tmp_path: Path) -> None:
 def test_an_entry_that_does_not_exist_is_an_error_that_names_it(tmp_path: Path, entry: str) -> None:
     with pytest.raises(UsageError, match=entry):
         identity(tmp_path, PROJECT, entry)
+
+
+def test_code_that_did_not_change_is_not_read_again_and_is_never_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        **PROJECT,
+        "helpers.py": PROJECT["helpers.py"] + "try:\n    import extra\nexcept ImportError:\n    pass\nopen('a.csv')\n",
+    }
+    root, read = tmp_path / "project", []
+    script = CodeFiles.script
+
+    def counted(self: CodeFiles, path: Path, name: str = "") -> CodeModule:
+        read.append(path)
+        return script(self, path, name)
+
+    monkeypatch.setattr(CodeFiles, "script", counted)
+
+    def again(**variables: str) -> str:
+        return code_identity("main.py", root, environment=variables, hashes=InputHashes(tmp_path / "cache")).digest
+
+    identity(root, {**files, "a.csv": "1"})
+    time.sleep(0.2)
+    read.clear()
+    first = again()
+    assert again() == first and len(read) == 1
+    for name, text in (("deeper.py", "def factor():\n    return 9\n"), ("extra.py", "print(1)\n"), ("a.csv", "2")):
+        (root / name).write_text(text)
+        changed = again()
+        assert changed != first and changed == code_identity("main.py", root, environment={}).digest, name
+        (root / name).write_text(files[name]) if name in files else (root / name).unlink()
+        if name == "a.csv":
+            (root / name).write_text("1")
+        assert again() == first
+    for entry in (tmp_path / "cache" / "code").iterdir():
+        entry.write_text('{"fingerprint": 1}')
+    assert again() == first
 
 
 def test_code_that_is_nested_too_deeply_counts_as_it_is_written(tmp_path: Path) -> None:

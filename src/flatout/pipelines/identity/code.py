@@ -17,6 +17,7 @@ from flatout.pipelines.identity.ordering import order_of
 from flatout.pipelines.identity.project import CodeFiles
 from flatout.pipelines.identity.reach import Reach, ReachedModule
 from flatout.pipelines.identity.reads import follow_reads
+from flatout.pipelines.identity.recalled import CodeFindings, fingerprint, keep, recall
 from flatout.pipelines.identity.uses import NameChain
 from flatout.pipelines.identity.variables import follow_variables
 
@@ -58,15 +59,20 @@ def code_identity(
     The code is only read: nothing of it is imported, and nothing runs.
     """
     files = CodeFiles(root, outputs)
-    try:
-        return _reached_identity(files, entry, environment, hashes)
-    except RecursionError:
-        return _whole_identity(files, hashes)
+    known = None if hashes is None else fingerprint(files, str(entry), environment)
+    found = None if hashes is None or known is None else recall(hashes.folder, files, str(entry), known)
+    if found is None:
+        try:
+            found = _findings(files, entry, environment)
+        except RecursionError:
+            return _whole_identity(files, hashes)
+        if hashes is not None and known is not None and not files.looks_elsewhere:
+            keep(hashes.folder, files, str(entry), known, found)
+    parts = {*(CodePart(*one) for one in found.parts), *_other_parts(files, found, environment, hashes)}
+    return _identity(parts, tuple(found.fallbacks), tuple(found.libraries))
 
 
-def _reached_identity(
-    files: CodeFiles, entry: Path | str, environment: Mapping[str, str], hashes: InputHashes | None
-) -> CodeIdentity:
+def _findings(files: CodeFiles, entry: Path | str, environment: Mapping[str, str]) -> CodeFindings:
     while True:
         places, folders = len(files.places), len(files.folders)
         reach = Reach(files, environment, (follow_dynamic, follow_variables, follow_reads))
@@ -74,8 +80,13 @@ def _reached_identity(
         reach.run()
         if folders == len(files.folders) and (places == len(files.places) or not files.has_moved()):
             break  # else code changes where it looks for modules or files: look again
-    parts = {*_code_parts(reach), *_other_parts(reach, hashes)}
-    return _identity(parts, tuple(reach.fallbacks), tuple(sorted(reach.libraries)))
+    return CodeFindings(
+        [(part.name, part.digest) for part in _code_parts(reach)],
+        sorted(reach.read_files),
+        sorted(reach.variables),
+        list(reach.fallbacks),
+        sorted(reach.libraries),
+    )
 
 
 def _whole_identity(files: CodeFiles, hashes: InputHashes | None) -> CodeIdentity:
@@ -168,10 +179,12 @@ def _shown(node: ast.stmt) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 4]} ..."
 
 
-def _other_parts(reach: Reach, hashes: InputHashes | None) -> Iterator[CodePart]:
-    for name in sorted(reach.read_files):
-        yield CodePart(f"file {name}", _file_digest(reach.files.root / name, hashes))
-    for name in sorted(reach.variables):
-        yield CodePart(f"environment variable {name}", digest_of(reach.environment.get(name)))
-    for library in sorted(reach.libraries):
+def _other_parts(
+    files: CodeFiles, found: CodeFindings, environment: Mapping[str, str], hashes: InputHashes | None
+) -> Iterator[CodePart]:
+    for name in found.read_files:
+        yield CodePart(f"file {name}", _file_digest(files.root / name, hashes))
+    for name in found.variables:
+        yield CodePart(f"environment variable {name}", digest_of(environment.get(name)))
+    for library in found.libraries:
         yield CodePart(f"library {library}", "")

@@ -30,7 +30,8 @@ class InputHashes:
 
     def __init__(self, cache: Path) -> None:
         self.notes: list[str] = []
-        self._cache = private_cache(cache) / "inputs"
+        self.folder = private_cache(cache)
+        self._cache = self.folder / "inputs"
         self._open: dict[str, RememberedDigests] = {}
 
     def of(self, path: Path) -> InputContent:

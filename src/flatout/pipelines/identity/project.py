@@ -34,6 +34,8 @@ class CodeFiles:
         self.places: list[Path] = [place for place in (self.root, self.root / "src") if place.is_dir()]
         self.folders: list[Path] = [self.root]  # in which code may run
         self.damaged: dict[Path, str] = {}
+        self.outputs = sorted(str(output) for output in outputs)
+        self.has_links = self.is_cut = self.looks_elsewhere = False  # then what was found can't be recalled
         self._outputs = tuple((self.root / output).resolve() for output in outputs)
         self._modules: dict[tuple[Path, str], CodeModule] = {}
         self._found: dict[str, FoundModule | None] = {}
@@ -42,9 +44,17 @@ class CodeFiles:
         self._listed: dict[str, frozenset[str]] = {}
         self._looked_for: set[str] = set()
 
+    def look_at(self, path: Path) -> None:
+        """Something depends on whether this exists."""
+        name = os.path.relpath(path, self.root)
+        folders = name.split("/")[:-1]
+        if name.startswith("..") or any(part.startswith(".") or part in _SKIPPED for part in folders) or self.is_output(path):
+            self.looks_elsewhere = True
+
     def add_place(self, place: Path) -> None:
         """A folder that code puts on Python's path, or the folder of a script."""
         place = place.resolve()
+        self.look_at(place)
         if place.is_dir() and place not in self.places:
             self.places.insert(0, place)
 
@@ -113,6 +123,7 @@ class CodeFiles:
         if spec is not None:
             origin = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
             if origin is not None and origin not in ("built-in", "frozen") and not is_installed(origin):
+                self.looks_elsewhere = True
                 path = Path(origin)
                 self.add_place(path.parent.parent if path.name == "__init__.py" else path.parent)
             return ""
@@ -169,6 +180,7 @@ class CodeFiles:
             self._listing = []
             for folder, folders, files in os.walk(self.root):
                 here = Path(folder)
+                self.has_links = self.has_links or any(os.path.islink(here / name) for name in folders)
                 folders[:] = sorted(
                     name for name in folders
                     if name not in _SKIPPED and not name.startswith(".") and not self.is_output(here / name)
@@ -176,6 +188,7 @@ class CodeFiles:
                 )  # fmt: skip
                 self._listing += [here / name for name in sorted(files) if not self.is_output(here / name)]
                 if len(self._listing) > _MOST_FILES:
+                    self.is_cut = True
                     break
         return self._listing
 

@@ -154,6 +154,8 @@ class _Reader:
         places = {folder / text: None for folder in self._reach.files.folders}
         if self._module.path is not None:
             places[self._module.path.parent / text] = None
+        for path in places:
+            self._reach.files.look_at(path)
         try:
             return list(dict.fromkeys(path.resolve() for path in places if path.exists()))
         except (OSError, ValueError, RuntimeError):

@@ -54,7 +54,7 @@ class RememberedDigests:
         fresh: dict[str, tuple[Moment, str]] = {}
         for name, (about, digest) in digests_of_files(unknown).items():
             found[name] = FileContent(digest, about.st_size)
-            if _is_settled(moment(about), began_ns):
+            if is_settled(moment(about), began_ns):
                 fresh[name] = moment(about), digest
         if fresh or self._known.keys() - files.keys():
             self._known = {name: self._known[name] for name in files.keys() & self._known.keys()} | fresh
@@ -85,7 +85,7 @@ class RememberedDigests:
                 self._notes.append(note)
 
 
-def _is_settled(at: Moment, began_ns: int) -> bool:
+def is_settled(at: Moment, began_ns: int) -> bool:
     _, modified_ns, changed_ns, _ = at
     granule_ns = _FINE_NS if changed_ns % 10_000_000 else _COARSE_NS
     return changed_ns + granule_ns < began_ns and (modified_ns + granule_ns < began_ns or modified_ns > changed_ns)

@@ -13,7 +13,7 @@ from flatout.pipelines.identity.uses import Place
 _TAKES = {"os.environ.get", "os.getenv", "os.environ.pop", "os.environ.setdefault", "os.environ.__getitem__"}
 _CHANGES = {"os.environ.update", "os.putenv", "os.environ.copy"}  # a copy is for other processes, which inherit it anyway
 # of a shell or a session, not of a program
-_OF_A_SESSION = re.compile(
+OF_A_SESSION = re.compile(
     r"PWD|OLDPWD|SHLVL|_|TERM.*|COLUMNS|LINES|SSH_.*|DISPLAY|XDG_.*|TMUX.*|STY|WINDOWID|PS1|HOSTNAME|LS_COLORS"
 )
 
@@ -71,7 +71,7 @@ def _take_all(reach: Reach, module: CodeModule, node: ast.expr, names: Texts) ->
             continue
         pattern = re.compile(".*".join(map(re.escape, name.split(HOLE))))
         taken = {
-            one for one in reach.environment if pattern.fullmatch(one) and not (name == HOLE and _OF_A_SESSION.fullmatch(one))
+            one for one in reach.environment if pattern.fullmatch(one) and not (name == HOLE and OF_A_SESSION.fullmatch(one))
         }
         what = "all of the environment" if name == HOLE else f"all environment variables {name.replace(HOLE, '*')}"
         reach.say(f"{module.name}, line {node.lineno}: reads a variable by a name that is known only as it runs; {what} counts")
