@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from known_machine import known_cache
 
 from flatout.base.sealed import sealed
 from flatout.recipe.load import recipe_from
@@ -22,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of runs with digits-mlp-1, of 40 steps with a log point each."""
     runs = tmp_path_factory.mktemp("trained") / "runs"
     asked = {**RECIPE, "budget": "40 steps", "settings": {"log_every": 1, "threads": 1}}
-    train.run(recipe_from(asked, runs.parent), runs=runs, cache=runs.parent / "cache", planning="off")
+    train.run(recipe_from(asked, runs.parent), runs=runs, cache=known_cache(), planning="off")
     return runs
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from known_machine import known_cache
 from PIL import Image
 
 import flatout as fo
@@ -125,7 +126,7 @@ def test_the_page_of_a_run_shows_its_mistakes_as_images(run: RunFolder, tmp_path
 
 def small_run(folder: Path, **recipe: Any) -> fo.Run:
     asked = {"model": "mlp", "batch": 8, "lr": 1e-3, "budget": "2 steps", "settings": {"threads": 1}, **recipe}
-    return fo.run(recipe_from(asked, folder), runs=folder / "runs", cache=folder / "cache", planning="off", quiet=True)
+    return fo.run(recipe_from(asked, folder), runs=folder / "runs", cache=known_cache(), planning="off", quiet=True)
 
 
 def test_photos_in_files_are_shown(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from known_machine import known_cache
 from typer.testing import CliRunner
 
 import flatout as fo
@@ -41,7 +42,7 @@ def told(*words: str, **how: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("finished")
-    fo.run(recipe(), runs=runs, cache=None, planning="off")
+    fo.run(recipe(), runs=runs, cache=known_cache(), planning="off")
     return runs
 
 
@@ -77,12 +78,12 @@ def test_work_that_a_kill_lost_is_counted(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(fo.FlatoutError, match="SIGTERM"):
-        fo.run(recipe(), runs=tmp_path, cache=None, planning="off", observers=[stop])
+        fo.run(recipe(), runs=tmp_path, cache=known_cache(), planning="off", observers=[stop])
     assert list(told("--runs", str(tmp_path))["kinds"]) == ["killed work", "unfinished, can be resumed", "all"]
     log = RunFolder(tmp_path / "mlp-1").events_path
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines) + sealed(at("step", 100.0, step=50)) + b"\n")  # as if it had gone on, and been killed
-    fo.run(recipe(), runs=tmp_path, cache=None, planning="off")
+    fo.run(recipe(), runs=tmp_path, cache=known_cache(), planning="off")
     found = told("--runs", str(tmp_path))
     assert found["kinds"]["killed work"]["hours"] == pytest.approx(100 / 3600, rel=0.1)
     assert round(sessions_of(log)[0].seconds) == 100
@@ -180,7 +181,7 @@ def test_wrong_requests_say_what_is_expected(
 def test_a_price_of_the_machine_is_no_part_of_the_run_that_it_belongs_to(tmp_path: Path) -> None:
     plain, priced = recipe(price_per_hour=None), recipe(price_per_hour=None).priced(3600.0)
     assert plain.written() == priced.written() and plain.price is None
-    done = fo.run(priced, runs=tmp_path, cache=None, planning="off")
+    done = fo.run(priced, runs=tmp_path, cache=known_cache(), planning="off")
     assert done.result["cost_usd"] == pytest.approx(done.result["wall_seconds"])
     assert next(event for event in done.events() if event["kind"] == "planned")["price_per_hour"] == 3600.0
 

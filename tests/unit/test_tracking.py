@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from known_machine import known_cache
 from typer.testing import CliRunner
 
 import flatout as fo
@@ -61,7 +62,7 @@ def recipe(**more: Any) -> fo.Recipe:
 
 
 def train(runs: Path, **how: Any) -> fo.Run:
-    return fo.run(recipe(), runs=runs, cache=None, planning="off", **how)
+    return fo.run(recipe(), runs=runs, cache=known_cache(), planning="off", **how)
 
 
 def expected(done: fo.Run) -> list[tuple[int, str, float]]:
@@ -223,9 +224,11 @@ def test_a_tracker_that_does_not_exist_stops_before_training(written: list[str],
 
 
 def test_trackers_of_a_recipe_are_no_part_of_what_a_run_is(tmp_path: Path) -> None:
-    first = fo.run(recipe(track=["csv"]), runs=tmp_path, cache=None, planning="off")
+    first = fo.run(recipe(track=["csv"]), runs=tmp_path, cache=known_cache(), planning="off")
     assert (first.path / "tracking" / "metrics.csv").exists()
-    about = [fo.run(recipe(track=more), runs=tmp_path, cache=None, planning="off").folder.about for more in ([], ["jsonl"])]
+    about = [
+        fo.run(recipe(track=more), runs=tmp_path, cache=known_cache(), planning="off").folder.about for more in ([], ["jsonl"])
+    ]
     assert {one["identity"] for one in about} == {first.folder.about["identity"]}
     with pytest.raises(RecipeError, match="track: expected a list"):
         recipe(track="csv")

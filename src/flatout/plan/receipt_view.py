@@ -8,6 +8,7 @@ from typing import Any
 from flatout.base.tree import Cell, Doc, Fields, Table, TableColumn, TextLine
 from flatout.base.units import show_bytes, show_gain, show_joules, show_seconds, show_value
 from flatout.measure.receipt import KEPT, Entry, Receipt
+from flatout.plan.trials_picture import trials_picture
 
 _COLUMNS = (
     TableColumn("name", "tried"),
@@ -35,6 +36,7 @@ def receipt_doc(name: str, receipt: Receipt, plain: str = "with all settings off
         (
             TextLine(_headline(name, receipt, plain, turned), strong=True),
             TextLine(_where(receipt)),
+            *([] if (drawn := trials_picture(receipt)) is None else [drawn]),
             TextLine(),
             Table("entries", _columns(receipt), [_row(entry) for entry in receipt.entries]),
             TextLine(),

@@ -26,7 +26,6 @@ from flatout.reporting.moments import moment_nodes
 from flatout.reporting.speeds import speed_nodes
 from flatout.reporting.spent import meter_note, spent_nodes
 from flatout.reporting.story import RunStory
-from flatout.reporting.trials_picture import trials_picture
 from flatout.runs.scores import overall
 from flatout.store.compare import compare_doc
 
@@ -189,9 +188,7 @@ def _plan(story: RunStory) -> list[Node]:
 def _trials(story: RunStory) -> list[Node]:
     if story.receipt is None or not story.receipt.entries:
         return []
-    headline, *others = receipt_doc(story.name, story.receipt).nodes
-    drawn = trials_picture(story.receipt)
-    return [headline, *([] if drawn is None else [drawn]), *others]
+    return list(receipt_doc(story.name, story.receipt).nodes)
 
 
 _PREDICTION_COLUMNS = (

@@ -9,6 +9,7 @@ from flatout.measure.receipt import KEPT, Receipt
 
 _WIDTH, _ROW, _LEFT = 760.0, 24.0, 220.0
 _MOST = 30
+_LETTERS = 31
 
 
 def trials_picture(receipt: Receipt) -> Picture | None:
@@ -26,7 +27,7 @@ def trials_picture(receipt: Receipt) -> Picture | None:
     for place, entry in enumerate(shown):
         y = plot.top + _ROW * (place + 0.5)
         kept = entry.verdict == KEPT
-        parts.append(text(_LEFT - 10, y + LINE / 4, f"{entry.name.replace('_', ' ')} {show_value(entry.value)}"[:32], "end"))
+        parts.append(text(_LEFT - 10, y + LINE / 4, _short(f"{entry.name.replace('_', ' ')} {show_value(entry.value)}"), "end"))
         if entry.low is not None and entry.high is not None:
             low, high = plot.x(axis.at(entry.low)), plot.x(axis.at(entry.high))
             parts += [
@@ -41,3 +42,7 @@ def trials_picture(receipt: Receipt) -> Picture | None:
     more = f" {len(measured) - _MOST} more are in the table." if len(measured) > _MOST else ""
     caption = f"Measured gain with its 95% interval; filled: kept, hollow: rejected. Orange rings: predicted.{more}"
     return Picture(picture("Trials of settings", plot.width, plot.height, parts), caption)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…"
