@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+import venv
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import torch
 from _data import real_data
 from evidence import Report, options, take_turns
@@ -45,6 +48,7 @@ SMALLER = {  # by example: the change that trains, what it is asked for, and whe
     "covertype": ("distill", "weights", {"1/4": True, "1/10": False}),
 }
 CPU = torch.device("cpu")
+TOOLS, TOOL_S = ("nncf", "olive"), 1200.0
 BLOCK_S, FEW_ROWS = 0.3, 512
 NOT_SLOWER = 0.98  # an unchanged model differs from itself by as much
 LOST = {"points": 0.005, "loss": 0.01}
@@ -77,8 +81,8 @@ def packaged(name: str, place: Path, given: Path | None, budget: str | None) -> 
     return open_package(place / f"{name}-package")
 
 
-def by_hand(package: Package, rows: RowSets, place: Path) -> dict[str, Path]:
-    """onnxruntime's own quantisers with their defaults, as its documentation shows them."""
+def by_hand(package: Package, rows: RowSets, place: Path, tools: Path | None) -> dict[str, Path]:
+    """onnxruntime's own quantisers with their defaults, as its documentation shows them; and NNCF and Olive in `tools`."""
     core = core_of(onnx.load(package.path / "model.onnx"))
     file = place / "core.onnx"
     onnx.save(core, file)
@@ -87,6 +91,9 @@ def by_hand(package: Package, rows: RowSets, place: Path) -> dict[str, Path]:
         "quantize_dynamic": lambda out: quantize_dynamic(file, out),
         "quantize_static": lambda out: quantize_static(file, out, Rows(core, rows.sets[CALIBRATING])),
     }
+    if tools is not None:
+        _write_rows(core, rows, place)
+        calls |= {name: partial(_by_tool, tools, name, place) for name in TOOLS}
     for name, call in calls.items():
         out = place / f"{name}.onnx"
         try:
@@ -98,8 +105,34 @@ def by_hand(package: Package, rows: RowSets, place: Path) -> dict[str, Path]:
             OnnxRuntime(out, CPU)
             made[name] = out
         except Exception as error:  # a peer that fails is a result
-            print(f"{name} failed: {str(error).splitlines()[0][:200]}", file=sys.stderr)
+            print(f"{name} failed: {[*str(error).splitlines(), ''][0][:200]}", file=sys.stderr)
     return made
+
+
+def environment(folder: Path) -> Path:
+    """With the tools that pin other libraries; made where it is not there yet, which downloads gigabytes."""
+    if not (folder / "bin" / "python").exists():
+        venv.create(folder, with_pip=True)
+        wanted = ["nncf", "olive-ai", "requests", "onnx", f"onnxruntime=={onnxruntime.__version__}"]
+        subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", *wanted], check=True)
+    return folder
+
+
+def _write_rows(core: onnx.ModelProto, rows: RowSets, place: Path) -> None:
+    names = {value.name: value.name.removeprefix("model/") for value in core.graph.input}
+    columns = {
+        f"{which}/{value}": rows.sets[which][name].numpy() for which in (CALIBRATING, JUDGING) for value, name in names.items()
+    }
+    np.savez(place / "rows.npz", y=rows.sets[JUDGING]["y"].numpy(), **columns)  # type: ignore[arg-type]
+
+
+def _by_tool(tools: Path, name: str, place: Path, out: Path) -> None:
+    """Judged on the rows that they are compared on: an advantage for NNCF, whose accuracy control looks at them."""
+    script = Path(__file__).with_name("_shrink_peers.py")
+    done = subprocess.run([tools / "bin" / "python", script, name, place], capture_output=True, text=True, timeout=TOOL_S)
+    if done.returncode:
+        raise RuntimeError([*done.stderr.strip().splitlines(), f"exit code {done.returncode}"][-1])
+    (place / "made.onnx").rename(out)
 
 
 def rate(runtime: OnnxRuntime, rows: dict[str, Any], size: int) -> float:
@@ -134,7 +167,7 @@ def measured(report: Report, name: str, package: Package, batch: int, asked: Any
     took_s = time.perf_counter() - began_s
     print(f"{name}, batch {batch}: {made.sentence}", file=sys.stderr)
     report.conditions[f"{name}, batch {batch}"] = {"sentence": made.sentence, "kept": list(made.kept), "search_s": took_s}
-    files = {"source": package.path / "model.onnx", "shrunk": out / "model.onnx", **by_hand(package, rows, place)}
+    files = {"source": package.path / "model.onnx", "shrunk": out / "model.onnx", **by_hand(package, rows, place, asked.tools)}
     given = {key: one[torch.arange(batch) % len(one)].numpy() for key, one in rows.sets[CALIBRATING].items() if key != "y"}
     arms: dict[str, Callable[[], float]] = {}
     for which, file in files.items():
@@ -152,7 +185,7 @@ def measured(report: Report, name: str, package: Package, batch: int, asked: Any
         if which != "source":
             report.arm(f"{name}, batch {batch}: {which} loses", unit, [value])
     report.bar(f"{name}, batch {batch}: shrunk loses", f"{ours} loses", LOST[unit], at_least=False)
-    for peer in [one for one in files if one.startswith("quantize")]:
+    for peer in [one for one in files if one not in ("source", "shrunk")]:
         worse = report.arms[f"{name}, batch {batch}: {peer} loses"]["median"] > LOST[unit]
         if not worse:  # one that loses more than the margin is no rival
             report.ratio(f"{name}, batch {batch}: shrunk over {peer}", ours, f"{name}, batch {batch}: {peer}", 0.95)
@@ -193,8 +226,11 @@ def main() -> int:
     parser.add_argument("--trained", action="store_true", help="only the models that are pruned or distilled")
     parser.add_argument("--packages", type=Path, help="a folder with NAME-package, instead of training the examples")
     parser.add_argument("--budget", help="of the trainings, instead of the examples' own")
+    parser.add_argument("--tools", type=Path, help="the folder of an environment with NNCF and Olive, made if it is not there")
     parser.add_argument("--search", default="5 min", help="the time of each search (default 5 min)")
     asked = parser.parse_args()
+    if asked.tools is not None:
+        environment(asked.tools)
     report = Report("shrink_cpu_trained" if asked.trained else "shrink_cpu", str(__doc__), CPU)
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)

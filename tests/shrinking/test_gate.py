@@ -18,7 +18,7 @@ from flatout.shrinking.changes import int8_static
 from flatout.shrinking.changes.change import ChangedModel, Material
 from flatout.shrinking.changes.int8_dynamic import Int8Dynamic
 from flatout.shrinking.step import ShrinkStep
-from flatout.shrinking.workshop import material
+from flatout.shrinking.workshop import material, profile
 from flatout.shrinking.workshop.bench import BASE
 from flatout.shrinking.workshop.workshop import Workshop
 
@@ -123,3 +123,8 @@ def test_the_base_computes_as_the_package(workshop: Workshop, package: Package) 
     workshop.ask({"ask": "start", "batch": 1}, 100.0)
     base = OnnxRuntime(workshop.folder / f"{BASE}.onnx", torch.device("cpu")).run(package.samples.rows)
     torch.testing.assert_close(base["probabilities"], package.samples.outputs["probabilities"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_slow_spell_of_the_machine_is_no_part_of_an_operators_time() -> None:
+    assert profile._usual_us([2.0, 1.0, 2.0, 5000.0, 1.0, 2.0, 1.0, 900.0]) == pytest.approx(1.5)
+    assert profile._usual_us([3.0]) == 3.0
