@@ -86,7 +86,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pipeline-") as scratch:
         home = Path(scratch)
         environment = {**os.environ, "FLATOUT_CACHE": str(home / "cache"), "DVC_NO_ANALYTICS": "1"}
-        flatout = [str(Path(sys.executable).with_name("flatout")), "pipeline"]
+        flatout = [sys.executable, "-m", "flatout", "pipeline"]
         write_project(home / "ours", STAGES)
         seconds(flatout, home / "ours", environment)
         arms = {"flatout": lambda: seconds(flatout, home / "ours", environment)}

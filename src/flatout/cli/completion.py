@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from flatout.base.errors import UsageError, did_you_mean
+from flatout.cli.places import COMPLETING
 
 PROGRAM = "flatout"
-VARIABLE = "_FLATOUT_COMPLETE"
 """With it the shell's script asks for completions instead of running a command."""
 _SHELLS = ("bash", "zsh", "fish")
 
@@ -29,7 +29,7 @@ def completion(
 
     if shell not in _SHELLS:
         raise UsageError(f"completion works in {', '.join(_SHELLS)}, not in {shell!r}; {did_you_mean(shell, _SHELLS)}")
-    print(get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell))
+    print(get_completion_script(prog_name=PROGRAM, complete_var=COMPLETING, shell=shell))
 
 
 def prepare_answers() -> None:

@@ -96,9 +96,10 @@ def _options(
         show_next_steps(Path())
 
 
-def main() -> None:
+def main(is_program: bool | None = None) -> None:
     """Exit codes: 0 done, 1 failed, 2 usage, 129 SIGHUP, 130 SIGINT, 143 SIGTERM. A run saves before it exits with these."""
-    is_program = sys._getframe(1).f_globals.get("__name__") == "__main__"  # otherwise the caller's process continues after us
+    if is_program is None:  # otherwise the caller's process continues after us
+        is_program = sys._getframe(1).f_globals.get("__name__") == "__main__"
     try:
         with ends_in_order():
             _run()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from flatout.base.errors import UsageError
 
+COMPLETING = "_FLATOUT_COMPLETE"  # which the script of a shell sets
+
 
 def cache_folder() -> Path:
     """Folder for measured results: $FLATOUT_CACHE, else below $XDG_CACHE_HOME, else ~/.cache."""
@@ -89,9 +91,7 @@ def environment_of_one_process() -> Iterator[None]:
 
 def is_completing() -> bool:
     """Whether a shell asks how the words typed so far can go on."""
-    from flatout.cli.completion import VARIABLE
-
-    return VARIABLE in os.environ
+    return COMPLETING in os.environ
 
 
 def quiet_torch() -> None:

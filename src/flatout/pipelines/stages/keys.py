@@ -6,14 +6,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import DataError
 from flatout.pipelines.identity.code import CodeIdentity, code_identity
 from flatout.pipelines.identity.inputs import InputHashes
-from flatout.pipelines.identity.packages import package_versions
 from flatout.pipelines.stages.code_parts import code_as_json
 from flatout.pipelines.stages.resolved import ResolvedPipeline, ResolvedStage, expanded
 from flatout.pipelines.stages.this_machine import machine_name
@@ -91,7 +89,11 @@ class KeyMaker:
 
     def _versions(self, stage: ResolvedStage, libraries: Sequence[str]) -> dict[str, str]:
         """Of what scripts import; of flatout's own commands a few packages, since this has to be quick."""
-        found = dict(package_versions(libraries)) if libraries else {}
+        found: dict[str, str] = {}
+        if libraries:
+            from flatout.pipelines.identity.packages import package_versions  # here: it takes a while to load
+
+            found |= package_versions(libraries)
         if stage.kind not in ("run", "data", "deploy"):
             self._own = self._own or {name: _version(name) for name in _BEHIND_FLATOUT}
             found |= self._own
@@ -103,6 +105,8 @@ class KeyMaker:
 
 
 def _version(name: str) -> str:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

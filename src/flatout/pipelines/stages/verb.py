@@ -35,16 +35,25 @@ def run_pipeline(
 ) -> PipelineOutcome:
     """The same call after a kill goes on. `environment`: that of its commands. `fresh`: stages that run although
     nothing changed."""
-    began_s = time.monotonic()
     found = assessor(pipeline, cache, environment, fresh, accept)
-    try:
-        if found.all_unchanged():
-            return found.outcome(time.monotonic() - began_s)
-    except DataError:
-        pass  # an input disappeared: the driver says of which stage
+    if (outcome := _if_unchanged(found)) is not None:
+        return outcome
     from flatout.pipelines.stages.driver import PipelineDriver  # here: with nothing to do, its parts are not needed
 
     return PipelineDriver(found, lambda: kept_results(pipeline, cache), say).run()
+
+
+def look_at_pipeline(pipeline: ResolvedPipeline, *, cache: Path, environment: Mapping[str, str]) -> PipelineOutcome | None:
+    """The outcome if no stage has to run; runs none."""
+    return _if_unchanged(assessor(pipeline, cache, environment, ()))
+
+
+def _if_unchanged(found: Assessor) -> PipelineOutcome | None:
+    began_s = time.monotonic()
+    try:
+        return found.outcome(time.monotonic() - began_s) if found.all_unchanged() else None
+    except DataError:
+        return None  # an input disappeared: the driver says of which stage
 
 
 def assessor(
