@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import flatout as fo
 from flatout.base.errors import DamagedFile, FlatoutError, MachineError, UsageError
 from flatout.cli.fleet import app
 from flatout.fleet.scaling import ReplicaRange, ScalingRule
+from flatout.fleet.scaling_simulation import ReplicaModel, Simulated, by_rule, simulate
 from flatout.fleet.spot import CLOUDS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -133,8 +135,6 @@ def test_thresholds_follow_from_what_one_replica_holds(written: Any) -> None:
 
 
 def test_the_queries_name_metrics_that_a_server_has(written: Any) -> None:
-    import re
-
     from flatout.serving.counters import SharedCounters
     from flatout.serving.metrics import metrics_text
 
@@ -268,3 +268,36 @@ def test_a_damaged_package(written: Any, desk: Path, tmp_path: Path) -> None:
 def test_a_model_that_is_too_slow_for_the_goal(desk: Path) -> None:
     with pytest.raises(MachineError, match=r"no time to wait within p99 0\.1 ms"):
         app(["manifest", "serve", "churn", *ANY[:2], "--slo", "p99 0.1 ms", "--cpus", "1"], standalone_mode=False)
+
+
+# ---- the rule on arrivals ----
+
+
+def on_arrivals(arrivals: list[float], most: int = 40, start_s: float = 30.0) -> Simulated:
+    limits = ReplicaRange(2, most)
+    model = ReplicaModel(per_replica=100.0, waits_s=0.04, start_s=start_s)
+    return simulate(arrivals, by_rule(ScalingRule.of(100.0, 0.05, 0.01, limits)), limits, model)
+
+
+def test_a_steady_load_is_held_by_as_many_replicas_as_the_rule_says() -> None:
+    steady = on_arrivals([1000.0] * 1800)
+    assert steady.missed == 0 and 13.5 <= steady.replicas <= 16.5  # 1,000/s over 66.7/s each, within the tolerance
+
+
+def test_a_sudden_load_misses_the_goal_only_until_replicas_have_started() -> None:
+    sudden = [300.0] * 600 + [1500.0] * 1200
+    quick, slow = on_arrivals(sudden, start_s=10.0), on_arrivals(sudden, start_s=90.0)
+    assert 0 < quick.missed < slow.missed <= 1500 * 120
+    assert on_arrivals(sudden, most=8).missed > 700 * 1000, "eight replicas answer 800/s and no more"
+    assert on_arrivals(sudden + [300.0] * 3600).replicas < 0.7 * quick.replicas, "they are removed again"
+
+
+def test_recorded_arrivals_are_tried(written: Any, desk: Path) -> None:
+    (desk / "times.txt").write_text("\n".join(str(second + part / 50) for second in range(120) for part in range(50)))
+    assert "would miss the goal  0.00%  of 6k recorded requests; 2 replicas on average" in re.sub(
+        r"  +", "  ", written("churn", *ANY, "--arrivals", "times.txt")
+    )
+    for content in ("soon\n", "", "1\nnan\n"):
+        (desk / "wrong.txt").write_text(content)
+        with pytest.raises(UsageError, match="--arrivals"):
+            written("churn", *ANY, "--arrivals", "wrong.txt")

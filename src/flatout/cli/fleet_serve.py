@@ -18,6 +18,10 @@ from flatout.cli.places import cache_folder
 if TYPE_CHECKING:
     from flatout.base.latency_goal import LatencyGoal
     from flatout.fleet.replica import Replica
+    from flatout.fleet.scaling_simulation import Simulated
+    from flatout.fleet.service import Service
+
+_USUAL_START_S, _SCHEDULED_S = 30.0, 5.0
 
 
 def serve(
@@ -36,6 +40,10 @@ def serve(
     measured: Annotated[
         Path | None,
         typer.Option("--measured", help="JSON of flatout load --find. Default: measure here.", show_default=False),
+    ] = None,
+    arrivals: Annotated[
+        Path | None,
+        typer.Option("--arrivals", help="Recorded times of requests: try the scaling rule on them.", show_default=False),
     ] = None,
     cpus: Annotated[
         int | None, typer.Option("--cpus", min=1, help="Cores of a replica. Default: those of this machine.")
@@ -73,6 +81,7 @@ def serve(
     from flatout.base.tree import to_data, to_text
     from flatout.fleet.kubernetes_names import suggested_name
     from flatout.fleet.scaling import ReplicaRange, ScalingRule
+    from flatout.fleet.scaling_simulation import arrivals_of
     from flatout.fleet.service import Service
     from flatout.fleet.service_manifest import objects_of_service, service_manifest, service_report
     from flatout.fleet.spot import pick_cloud
@@ -116,18 +125,29 @@ def serve(
             node_labels=labels,
         )
 
+    recorded = None if arrivals is None else arrivals_of(arrivals)
     described(_unmeasured(), None)  # all mistakes are said before a minute is spent on measuring
     batch_s = None if devices else _batch_seconds(opened.path, goal)
     service = described(_replica(package, goal, cores, measured, memory, bool(devices)), batch_s)
-    report = service_report(service, burst)
+    tried = None if recorded is None else _tried(service, recorded, goal.seconds - (batch_s or goal.seconds / 2))
+    report = service_report(service, burst, tried)
     if out is not None:
-        write_manifest(out, service_manifest(service, burst))
+        write_manifest(out, service_manifest(service, report))
     if as_json:
         print_json({**to_data(report), "objects": objects_of_service(service)})
     elif out is None:
-        print(service_manifest(service, burst), end="")
+        print(service_manifest(service, report), end="")
     else:
         print(f"{to_text(report)}\n\nkubectl apply -f {out}")
+
+
+def _tried(service: Service, recorded: list[float], waits_s: float) -> Simulated:
+    """The rule on recorded arrivals. Nodes that have to come first, and images, take longer than the start here."""
+    from flatout.fleet.scaling_simulation import ReplicaModel, by_rule, simulate
+
+    start_s = (service.replica.start_s or _USUAL_START_S) + _SCHEDULED_S
+    model = ReplicaModel(service.replica.held_per_s, waits_s, start_s)
+    return simulate(recorded, by_rule(service.rule), service.rule.replicas, model)
 
 
 def _unmeasured() -> Replica:

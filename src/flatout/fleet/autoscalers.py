@@ -59,8 +59,9 @@ def scaled_object(service: Service) -> dict[str, Any]:
 
 
 def rate_query(service: Service) -> str:
-    """Requests per second of all replicas, those that were refused included."""
-    return f"sum(rate(flatout_requests_total{_of(service)}[{scaling.WINDOW_S}s]))"
+    """Requests per second of all replicas, those that were refused included, and where a growing load will be."""
+    rate = f"sum(rate(flatout_requests_total{_of(service)}[{scaling.WINDOW_S}s]"
+    return f"{rate})) + {scaling.TREND} * clamp_min({rate})) - {rate} offset {scaling.LOOK_S}s)), 0)"
 
 
 def queue_query(service: Service) -> str:

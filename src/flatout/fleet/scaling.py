@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from flatout.base.errors import UsageError
 
 BURST = 1.5  # the load may grow by this factor until a new replica answers, unless told otherwise
-WINDOW_S = 60  # over which rates are taken; Prometheus looks every 15 s in most clusters, and one sample may be missing
+WINDOW_S = 30  # over which rates are taken: Prometheus has to look every 10 s at least
+TREND = 2  # times the growth between two looks is added to the rate: new replicas answer only after their start
 LOOK_S = 15  # between two looks of an autoscaler; Kubernetes' default
 DOWN_AFTER_S = 300  # no replica is removed while any look within this time wanted it
-UP_SHARE, UP_PODS, UP_PERIOD_S = 100, 4, 15  # whichever is more, in each period
+UP_SHARE, UP_PODS, UP_PERIOD_S = 300, 4, 15  # whichever is more, in each period
 DOWN_SHARE, DOWN_PERIOD_S = 10, 60
-_TOLERANCE = 0.1  # of the HorizontalPodAutoscaler: a smaller difference changes nothing
+TOLERANCE = 0.1  # of the HorizontalPodAutoscaler: a smaller difference changes nothing
 _WAITING = 0.5  # of the time that the goal leaves for waiting
 
 
@@ -68,5 +69,10 @@ class ScalingRule:
         return min(max(by_rate, by_queue, self.replicas.least), self.replicas.most)
 
 
+def expected_rate(now_per_s: float, before_per_s: float) -> float:
+    """`before_per_s`: at the look before."""
+    return now_per_s + TREND * max(0.0, now_per_s - before_per_s)
+
+
 def _proposed(now: int, ratio: float) -> int:
-    return now if abs(ratio - 1) <= _TOLERANCE else math.ceil(now * ratio - 1e-9)
+    return now if abs(ratio - 1) <= TOLERANCE else math.ceil(now * ratio - 1e-9)

@@ -10,6 +10,7 @@ from flatout.fleet.deployment import service_objects
 from flatout.fleet.kserve import inference_service
 from flatout.fleet.manifest import notes_table, worked_out, written
 from flatout.fleet.scaling import LOOK_S, WINDOW_S
+from flatout.fleet.scaling_simulation import Simulated
 from flatout.fleet.service import KINDS, LEAVING_S, SEEN_S, Service
 
 
@@ -17,11 +18,12 @@ def objects_of_service(service: Service) -> list[dict[str, Any]]:
     return [inference_service(service)] if service.kind == "kserve" else service_objects(service)
 
 
-def service_manifest(service: Service, burst: float) -> str:
-    return written(service_report(service, burst), objects_of_service(service))
+def service_manifest(service: Service, report: Doc) -> str:
+    return written(report, objects_of_service(service))
 
 
-def service_report(service: Service, burst: float) -> Doc:
+def service_report(service: Service, burst: float, tried: Simulated | None = None) -> Doc:
+    """`tried`: what the rule would have done on recorded arrivals."""
     rule, replica, replicas = service.rule, service.replica, service.rule.replicas
     count = f"{replicas.least} to {replicas.most} replicas" if service.scales else f"{replicas.most} replicas"
     cores = f"{service.cpus} core{'' if service.cpus == '1' else 's'} each"
@@ -36,6 +38,11 @@ def service_report(service: Service, burst: float) -> Doc:
         most = replicas.most * rule.per_replica
         beyond = f"{replicas.most} replicas; more than that waits or is refused"
         rows.append(_rate_row("most", "up to", most, beyond))
+    if tried is not None:
+        would = (
+            f"of {show_count(tried.requests)} recorded requests; {tried.replicas:.3g} replicas on average, {tried.most} at most"
+        )
+        rows.append(_row("missed", "would miss the goal", tried.missed_share, f"{tried.missed_share:.2%}", would))
     if replica.memory_bytes is not None:
         limit = f"the server's processes under load; {service.requested_memory} requested, {service.memory_limit} at most"
         rows.append(_row("memory", "memory", replica.memory_bytes, show_bytes(replica.memory_bytes), limit))
