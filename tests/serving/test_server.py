@@ -228,7 +228,8 @@ def test_mistakes_in_the_arguments(packaged: Callable[[str], Any], tmp_path: Pat
         ([package, "--max-body", "much"], 2, "much"),
         ([f"a={package}", f"a={package}"], 2, "two models have the name 'a'"),
         ([f"a b={package}"], 2, "letters, digits"),
-        ([package, "--port", server.port], 1, f"port {server.port}: Address already in use; --port 0"),
+        ([package, "--port", server.port], 1, f"port {server.port}: Address already in use; --port"),
+        ([package, "--canary", package], 2, "is the same package as the one that serves"),
         ([package, "--host", "no.such.host.invalid"], 1, "no address for 'no.such.host.invalid'"),
     ]
     for arguments, code, words in cases:
