@@ -57,6 +57,9 @@ class Browser:
         self._ask("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete'")
 
+    def as_printed(self) -> None:
+        self._ask("Emulation.setEmulatedMedia", media="print")
+
     def value(self, script: str) -> Any:
         found = self._ask("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in found, found

@@ -61,7 +61,7 @@ pre { background: var(--soft); border: 1px solid var(--rule); border-radius: 6px
 .figures dd:nth-of-type(2) { color: var(--quiet); font-size: .85rem; }
 @media print { :root { color-scheme: light; --page: #fff; --ink: #000; --quiet: #444; --rule: #ccc; --soft: #fff;
   --c0: #2563eb; --c1: #c2410c; --c2: #15803d; --c3: #9333ea; --c4: #b45309; --c5: #0e7490; --c6: #be185d; --c7: #4d7c0f; }
-  body { margin: 0; max-width: none; } .tools { display: none; } figure, tr, .figures div { break-inside: avoid; }
+  body { margin: 0; max-width: none; } figure, tr, .figures div { break-inside: avoid; }
   h2 { break-after: avoid; } }
 """
 _CHART_STYLE = """
@@ -84,6 +84,7 @@ _CHART_STYLE = """
   background: var(--own); } .key.log::before { display: none; } .key[aria-pressed=false] { opacity: .4; }
 .tip { position: absolute; pointer-events: none; background: var(--page); border: 1px solid var(--rule); border-radius: 6px;
   padding: .2rem .5rem; font-size: .8rem; white-space: pre; z-index: 1; box-shadow: 0 2px 8px #0003; }
+@media print { .tools, .key.log { display: none !important; } }
 """
 # Nothing in the page can run or be loaded, even if markup got past the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
