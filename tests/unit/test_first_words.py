@@ -104,7 +104,7 @@ def test_every_step_is_a_command_that_exists(tmp_path: Path) -> None:
 def check_exists(shown: str) -> None:
     """The command, and its options."""
     words = shlex.split(shown)[1:]
-    name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+    name = next((known for count in (3, 2) if (known := " ".join(words[:count])) in COMMANDS), words[0])
     assert name in COMMANDS, shown
     known = {option for parameter in COMMANDS[name].params for option in parameter.opts}
     if name not in ("doctor", "boost", "fleet node"):  # which take a script's own options

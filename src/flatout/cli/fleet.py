@@ -19,7 +19,7 @@ from flatout.cli.training import Json, Offs, Overrides, RecipePath, Sets
 
 app = typer.Typer(
     help="Train and serve on other machines: write what a cluster needs, choose the machine.\n\n"
-    "Example: flatout fleet manifest mine.yaml --image registry.example/train:1 --nodes 2",
+    "Example: flatout fleet manifest train mine.yaml --image registry.example/train:1 --nodes 2",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
