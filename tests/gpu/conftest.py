@@ -1,8 +1,13 @@
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from flatout.machine.ceilings import Ceilings, measure_ceilings
 from flatout.machine.device import pick_device
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "shrinking"))  # arithmetic by hand that serves here too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

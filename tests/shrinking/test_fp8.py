@@ -16,6 +16,7 @@ import flatout as fo
 from flatout.base.errors import MachineError, ModelError
 from flatout.measure.judging import Rejection
 from flatout.models.gpt import gpt
+from flatout.packaging import row_scales
 from flatout.packaging.capture import capture
 from flatout.packaging.derived import NewProgram, write_derived
 from flatout.packaging.package import Package, open_package
@@ -94,6 +95,21 @@ def test_rows_of_very_different_sizes_do_not_share_a_scale() -> None:
     with torch.no_grad():
         small, whole = (one[0] - last for one in (found, module(x)["prediction"]))
     assert (small - whole).abs().max() < 0.15 * whole.abs().max() and torch.equal(found[3], last)
+
+
+def test_a_torch_without_it_on_a_cpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = changed(Layers(True), torch.randn(5, 64))
+
+    def per_tensor_only(*arguments: object, **options: object) -> Tensor:
+        raise RuntimeError("Now _scaled_mm only supports per-tensor scaling for CPU")
+
+    monkeypatch.setattr(torch, "_scaled_mm", per_tensor_only)
+    row_scales._a_cpu_has_them.cache_clear()
+    try:
+        with pytest.raises(MachineError, match="on a GPU only"):
+            made.program.module(made.weights, CPU)
+    finally:
+        row_scales._a_cpu_has_them.cache_clear()
 
 
 def test_weights_take_a_quarter_and_layers_can_stay_as_they_are() -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from flatout.base.errors import DamagedFile, ModelError
 from flatout.packaging.operators import check_call, operator_called
 from flatout.packaging.ports import Port
+from flatout.packaging.row_scales import FP8_PRODUCT, check_row_scales
 
 FORMAT = 1
 _MEMORY = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last, "preserve": torch.preserve_format}
@@ -73,7 +74,9 @@ class Program:
         return tuple(node.weight for node in self.nodes if node.weight is not None)
 
     def module(self, weights: Mapping[str, Tensor], device: torch.device) -> nn.Module:
-        """Takes the inputs by position, on `device`, and returns a tuple of the outputs."""
+        """Takes the inputs by position, on `device`, and returns a tuple of the outputs. MachineError if it can't run there."""
+        if any(node.operator == FP8_PRODUCT for node in self.nodes):
+            check_row_scales(device)
         root = nn.Module()
         graph = fx.Graph()
         made: list[fx.Node] = [graph.placeholder(f"input_{place}") for place in range(len(self.inputs))]
