@@ -12,6 +12,7 @@ from flatout.shrinking.changes.int8_static import Int8Static
 from flatout.shrinking.changes.low_rank import LowRank
 from flatout.shrinking.changes.program_change import ProgramChange
 from flatout.shrinking.changes.prune import Prune
+from flatout.shrinking.changes.shallow import Shallow
 from flatout.shrinking.changes.small_weights import SmallWeights
 from flatout.shrinking.changes.sparse_2_4 import Sparse24
 from flatout.shrinking.changes.trained import TrainedChange
@@ -21,7 +22,7 @@ CHANGES: dict[str, ModelChange] = {
 }
 OF_PROGRAMS: dict[str, ProgramChange] = {one.name: one for one in (Fp8(), Sparse24())}
 """On a GPU, where the model is its program and not its ONNX file."""
-TRAINED: dict[str, TrainedChange] = {one.name: one for one in (Prune(), Distill())}
+TRAINED: dict[str, TrainedChange] = {one.name: one for one in (Prune(), Distill(), Shallow())}
 
 
 def untrained(name: str) -> ModelChange | ProgramChange:

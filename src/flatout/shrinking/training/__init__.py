@@ -1,1 +1,1 @@
-"""Smaller models that have to be trained: narrower by pruning, or a narrower twin that learns from the run's model."""
+"""Smaller models that have to be trained: pruned, or a narrower or shallower twin that learns from the run's model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from flatout.recipe.schema import Recipe
 from flatout.runs.in_use import as_trained
 from flatout.runs.train import run as train
 from flatout.runs.trained import trained_model
+from flatout.shrinking.training.blocks import BlockRow, rows_of_blocks, shallower
 from flatout.shrinking.training.cuts import Width
 from flatout.shrinking.training.importance import importance
 from flatout.shrinking.training.sizes import flops_of, weights_of
@@ -90,11 +92,24 @@ class Lessons:
         return found
 
     def _why_not_run_without_half_of(self, width: Width) -> str:
-        """The model's own code may have sizes written out, which its graph does not show."""
+        return self._why_not_run(lambda: cut(self.model, [width], {width.layer: torch.arange(max(1, width.size // 2))}), "it")
+
+    @cached_property
+    def blocks(self) -> list[BlockRow]:
+        return rows_of_blocks(self.model)
+
+    @cached_property
+    def why_not_shallower(self) -> str | None:
+        if not self.blocks:
+            return "no blocks that follow one another are of one class, with weights of the same shapes"
+        return self._why_not_run(lambda: shallower(self.model, self.blocks, 0.5), "its blocks") or None
+
+    def _why_not_run(self, make: Callable[[], nn.Module], what: str) -> str:
+        """The model's own code may have sizes and counts written out, which its graph does not show."""
         try:
-            self.flops(cut(self.model, [width], {width.layer: torch.arange(max(1, width.size // 2))}))
+            self.flops(make())
         except Exception as error:  # any code
-            return f"the model does not run without half of it: {str(error).strip().partition(chr(10))[0]}"
+            return f"the model does not run without half of {what}: {str(error).strip().partition(chr(10))[0]}"
         return ""
 
     @cached_property
