@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from flatout.base.errors import UsageError
-from flatout.cli import fleet_choose, fleet_serve
+from flatout.cli import fleet_choose, fleet_pipeline, fleet_serve
 from flatout.cli.durations import seconds_if
 from flatout.cli.fleet_files import node_labels_of, write_manifest
 from flatout.cli.output import print_json
@@ -43,6 +43,7 @@ manifests = typer.Typer(
 )
 app.add_typer(manifests, name="manifest")
 manifests.command("serve")(fleet_serve.serve)
+manifests.command("pipeline")(fleet_pipeline.pipeline)
 app.command("choose", cls=RecipeCommand)(fleet_choose.choose)
 
 
