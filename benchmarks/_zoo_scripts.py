@@ -98,7 +98,6 @@ ZOO = [
         "siamese_network",
         data.mnist("../data"),
         VISION,
-        aside=True,
     ),
     ZooScript(
         "forward_forward",
@@ -174,7 +173,6 @@ ZOO = [
         _GPT,
         f"{_GPT} --device=cpu --dtype=float32 --n_layer=2 --n_head=2 --n_embd=64 --batch_size=8 --block_size=64 --eval_iters=5",
         made=data.characters("data/shakespeare_char"),
-        aside=True,
     ),
     ZooScript(
         "minGPT adder",
@@ -247,7 +245,6 @@ ZOO = [
         "tutorials/01-basics/logistic_regression",
         data.mnist("../../data"),
         VISION,
-        aside=True,
     ),
     # graphs
     ZooScript(
