@@ -83,7 +83,7 @@ def test_a_bad_canary_is_rolled_back_and_no_client_notices(
         receipt = found["receipt"]
         assert receipt["settings"] == {"package": open_package(packaged("classes_table").path).folder.hash}
         assert receipt["entries"][0]["verdict"] == "rejected" and receipt["entries"][0]["name"] == "errors"
-        assert sum(found["sums"][1][:1]) <= 60, "a canary that fails every request gets few of them"
+        assert sum(found["sums"][1][:1]) <= 500, "a canary that fails every request gets those of a few looks"
         told = 'flatout_canary{model="people",status="rolled back"} 1'
         server.until(lambda: told in server.get("/metrics").body.decode(), "say so in its metrics")
         server.until(lambda: len(server.executors()) == 1, "end the canary's process")

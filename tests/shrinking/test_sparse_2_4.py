@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from test_fp8 import Layers, Taking
+from test_shrink_fp8 import Layers, Taking
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flatout.packaging.capture import capture

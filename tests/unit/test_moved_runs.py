@@ -111,7 +111,7 @@ def test_it_is_exported_with_its_own_rows(recipe: Callable[[], fo.Recipe], move:
     run = train(recipe())
     move(1)
     notes: list[str] = []
-    job, samples = job_and_samples(fo.load(run.name), None, notes)
+    job, samples, _ = job_and_samples(fo.load(run.name), None, notes)
     assert job.data.describe()["prepare"] == prepared(run.path) and "validation" in samples.origin and not notes
 
 

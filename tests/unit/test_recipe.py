@@ -188,7 +188,7 @@ def test_a_python_object_can_only_be_overridden_whole(tmp_path: Path) -> None:
 
 def test_the_examples_are_recipes() -> None:
     folder = Path(__file__).parent.parent.parent / "examples"
-    for path in folder.glob("*.yaml"):
+    for path in sorted(set(folder.glob("*.yaml")) - {folder / "pipeline.yaml"}):
         try:
             read_recipe(path)
         except RecipeError as error:  # a data set that is not on this machine is all that may be missing

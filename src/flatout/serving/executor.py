@@ -393,7 +393,11 @@ class Executor:
         return any(front.line.is_behind or front.answers for front in self._fronts.values())
 
     def _say(self, what: str, **content: Any) -> None:
-        self._control.send({"say": what, **content})
+        try:
+            self._control.send({"say": what, **content})
+        except OSError:
+            self._stops = True  # the supervisor has ended
+            return
         if self._control.is_behind:
             self._epoll.modify(self._control.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
