@@ -108,7 +108,7 @@ class Watcher:
 
     def close(self) -> None:
         self._process.send_signal(signal.SIGCONT)
-        self._process.send_signal(signal.SIGINT)
+        self._process.terminate()  # Ctrl-C is ignored by what a script starts in the background
         self._process.wait(WAIT_S)
 
 
