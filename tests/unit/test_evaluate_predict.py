@@ -108,7 +108,7 @@ def test_files_that_were_changed_since_are_not_taken_for_those_it_was_trained_on
     columns["age"][0] += 1
     write_csv(desk / "people.csv", columns)
     answer = flatout("evaluate", "last")
-    assert answer.code == 1 and "mine-1 is not what it was trained on any more" in answer.err and "--data" in answer.err
+    assert answer.code == 1 and "the data of mine-1 has changed since it was trained" in answer.err and "--data" in answer.err
     assert 0 <= metrics(flatout("evaluate", "last", "--data", "people.csv", "--json"))["accuracy"] <= 1
     write_csv(desk / "people.csv", people())
     assert fo.evaluate(table_run) == pytest.approx(before)

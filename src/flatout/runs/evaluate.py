@@ -81,7 +81,7 @@ def own_data(run: TrainedRun, cache: Path | None) -> Data:
     data = with_fit_of(data, kept)
     if kept.get("fingerprint") != data.fingerprint():
         raise DataError(
-            f"the data of {run.name} is not what it was trained on any more: its files were changed, or another version of "
+            f"the data of {run.name} has changed since it was trained: its files are different, or another version of "
             "flatout prepares them differently. Restore the files, or evaluate other files with --data (in Python data=), "
             "which are prepared as in training"
         )

@@ -49,7 +49,8 @@ def is_in_place(output: StoredOutput, folder: Path, hashes: InputHashes) -> bool
 
 
 def place(output: StoredOutput, folder: Path, objects: ObjectFolder, hashes: InputHashes) -> bool:
-    """False if it is in its place already. What is there otherwise is replaced at once, when all of the output is beside it."""
+    """Puts the output in its place; False if it is there already. The whole output is written beside its place first, and then
+    takes it in one step, so that nobody sees half of it."""
     if is_in_place(output, folder, hashes):
         return False
     path = folder / output.name

@@ -1,4 +1,4 @@
-"""What a stage made gets its place, is noted, kept for other folders, and compared with what it was before."""
+"""After a stage has run: its outputs are put in their place, noted, kept in the cache, and compared with the last ones."""
 
 from __future__ import annotations
 
