@@ -16,7 +16,7 @@ from _project_mutations import MUTATIONS, SEEN, Mutation
 from evidence import Bar, Report, options
 
 from flatout.pipelines.identity.changes import what_changed
-from flatout.pipelines.identity.code import CodeIdentity, code_identity
+from flatout.pipelines.identity.code import CodeIdentity, ProjectCode
 
 LIMIT_S = 60
 # of the first two, every second edit was looked at while the code that judges was worked on; the last were written afterwards
@@ -41,7 +41,7 @@ def main() -> int:
         project = Path(folder) / "project"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOP_")}
         write(project, FILES)
-        before = code_identity("main.py", project, environment=environment), printed(project, environment)
+        before = ProjectCode(project, environment).identity("main.py"), printed(project, environment)
         outcomes = [outcome(project, one, before, environment) for one in mutations]
     report = Report("pipeline_mutations", __doc__ or "", torch.device("cpu"))
     report.conditions = {"modules": sum(name.endswith(".py") for name in FILES), "edits": len(outcomes)}
@@ -85,7 +85,7 @@ def outcome(project: Path, mutation: Mutation, before: tuple[CodeIdentity, str],
         text = path.read_text() if path.exists() else ""
         assert mutation.old in text, mutation.what
         path.write_text(text.replace(mutation.old, mutation.new, 1) if mutation.old else mutation.new)
-    after = code_identity("main.py", project, environment=environment), printed(project, environment)
+    after = ProjectCode(project, environment).identity("main.py"), printed(project, environment)
     changes = what_changed(before[0], after[0])
     reruns = before[0].digest != after[0].digest
     return Outcome(mutation, before[1] != after[1], reruns, _is_stated(before[0], after[0]), changes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +12,12 @@ import pytest
 
 from flatout.base.errors import UsageError
 from flatout.pipelines.identity.changes import what_changed
-from flatout.pipelines.identity.code import CodeIdentity, code_identity
+from flatout.pipelines.identity.code import CodeIdentity, ProjectCode
 from flatout.pipelines.identity.inputs import InputHashes
 from flatout.pipelines.identity.modules import CodeModule
 from flatout.pipelines.identity.packages import package_versions
 from flatout.pipelines.identity.project import CodeFiles
+from flatout.pipelines.identity.versions import remembered_versions
 
 # entry, helper of the entry, helper of the helper
 PROJECT = {
@@ -60,7 +63,7 @@ def identity(
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return code_identity(entry, root, environment=environment or {})
+    return ProjectCode(root, environment or {}).identity(entry)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,9 @@ def test_an_entry_that_does_not_exist_is_an_error_that_names_it(tmp_path: Path, 
 def test_code_that_did_not_change_is_not_read_again_and_is_never_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         **PROJECT,
-        "helpers.py": PROJECT["helpers.py"] + "try:\n    import extra\nexcept ImportError:\n    pass\nopen('a.csv')\n",
+        "helpers.py": PROJECT["helpers.py"]
+        + "try:\n    import extra\nexcept ImportError:\n    pass\nopen('a.csv')\n"
+        + "import os\nopen(os.environ.get('WHICH', 'a.csv'))\n",
     }
     root, read = tmp_path / "project", []
     script = CodeFiles.script
@@ -134,21 +139,27 @@ def test_code_that_did_not_change_is_not_read_again_and_is_never_stale(tmp_path:
     monkeypatch.setattr(CodeFiles, "script", counted)
 
     def again(**variables: str) -> str:
-        return code_identity("main.py", root, environment=variables, hashes=InputHashes(tmp_path / "cache")).digest
+        return ProjectCode(root, variables, hashes=InputHashes(tmp_path / "cache")).identity("main.py").digest
 
     identity(root, {**files, "a.csv": "1"})
     time.sleep(0.2)
     read.clear()
     first = again()
     assert again() == first and len(read) == 1
+    assert again(UNUSED="1") == first and len(read) == 1, "a variable that nothing asked for"
     for name, text in (("deeper.py", "def factor():\n    return 9\n"), ("extra.py", "print(1)\n"), ("a.csv", "2")):
         (root / name).write_text(text)
         changed = again()
-        assert changed != first and changed == code_identity("main.py", root, environment={}).digest, name
+        assert changed != first and changed == ProjectCode(root, {}).identity("main.py").digest, name
         (root / name).write_text(files[name]) if name in files else (root / name).unlink()
         if name == "a.csv":
             (root / name).write_text("1")
         assert again() == first
+    (root / "b.csv").write_text("3")
+    time.sleep(0.2)
+    other = again(WHICH="b.csv")
+    assert other != first and other == ProjectCode(root, {"WHICH": "b.csv"}).identity("main.py").digest
+    assert again(WHICH="a.csv") != other and again(WHICH="b.csv") == other
     for entry in (tmp_path / "cache" / "code").iterdir():
         entry.write_text('{"fingerprint": 1}')
     assert again() == first
@@ -172,3 +183,27 @@ def test_versions_are_those_of_what_is_imported_and_what_that_needs(tmp_path: Pa
     versions = package_versions([*found.libraries, "pandas"])
     assert set(versions) >= {"python", "pyyaml", "nosuchlibrary", "pandas", "numpy"} and "torch" not in versions
     assert versions["nosuchlibrary"] == "not installed" and versions["numpy"][0].isdigit()
+
+
+def test_versions_are_looked_up_again_when_a_package_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "packages").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
+    looked_up: list[int] = []
+
+    def look_up() -> dict[str, str]:
+        looked_up.append(1)
+        return {"some": str(len(looked_up))}
+
+    def ask() -> str:
+        return remembered_versions(tmp_path / "cache", ["some"], look_up)["some"]
+
+    assert [ask(), ask()] == ["1", "2"], "a folder that changed a moment ago may change once more at the same time"
+    os.utime(tmp_path / "packages", (1e9, 1e9))
+    assert [ask(), ask()] == ["3", "3"]
+    (tmp_path / "packages" / "some-2.dist-info").mkdir()
+    assert ask() == "4"
+    os.utime(tmp_path / "packages", (1.1e9, 1.1e9))
+    assert [ask(), ask()] == ["5", "5"]
+    for kept in (tmp_path / "cache" / "versions").iterdir():
+        kept.write_text('{"of": 1}')
+    assert ask() == "6"

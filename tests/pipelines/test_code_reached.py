@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.pipelines.identity.code import CodeIdentity, code_identity
+from flatout.pipelines.identity.code import CodeIdentity, ProjectCode
 
 Edit = tuple[str, str, str]  # file, old, new; a file that does not exist yet has nothing old
 
@@ -1161,7 +1161,7 @@ def identity(root: Path, files: dict[str, str], variables: dict[str, str] | None
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return code_identity("main.py", root, environment=variables or {})
+    return ProjectCode(root, variables or {}).identity("main.py")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pipelines_here import Here, script
 
 from flatout.base.errors import FlatoutError, RecipeError, UsageError
+from flatout.pipelines.asked.documents import plain, remembering
 from flatout.pipelines.stages.verb import open_pipeline
 
 
@@ -113,3 +115,18 @@ def test_garbage_in_keys_is_said_and_never_a_crash(here: Here) -> None:
                     open_pipeline(here.stages(stage={**base, key: value}).file)
                 except FlatoutError as error:
                     assert str(error)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [1, 1.5, yes, ~, '1', 0x10]\non: {b: 1e3}\n", "- .nan\n", "- .inf\n", "", "a: 1\na: 2\n", "é: ü\n"]
+)
+def test_yaml_that_is_remembered_is_what_would_be_read(tmp_path: Path, text: str) -> None:
+    place = tmp_path / "a.yaml"
+    for _ in range(3):
+        value, wrong = remembering(tmp_path / "cache")(place, text)
+        assert repr((value, wrong)) == repr(plain(place, text))
+    assert remembering(tmp_path / "cache")(place, "a: 7")[0] == {"a": 7}, "another text at the same place"
+    for kept in (tmp_path / "cache" / "yaml").iterdir():
+        for damage in (b"{", b"[]", b'{"of": 3}', b"\xff"):
+            kept.write_bytes(damage)
+            assert remembering(tmp_path / "cache")(place, "a: 7")[0] == {"a": 7}

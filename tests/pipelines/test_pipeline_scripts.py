@@ -208,9 +208,10 @@ def test_a_killed_pipeline_goes_on_and_leaves_no_process(here: Here) -> None:
 
 
 def test_the_command_runs_says_and_ends_with_its_codes(chain: Here) -> None:
+    environment = {**os.environ, "FLATOUT_CACHE": str(chain.cache)}
+
     def command(*words: str) -> subprocess.CompletedProcess[str]:
         asked = [sys.executable, "-m", "flatout", "pipeline", *words]
-        environment = {**os.environ, "FLATOUT_CACHE": str(chain.cache)}
         return subprocess.run(
             asked, cwd=chain.folder, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
@@ -219,6 +220,12 @@ def test_the_command_runs_says_and_ends_with_its_codes(chain: Here) -> None:
     assert done.returncode == 0 and "1 stage: 1 ran" in done.stdout and "second: python twice.py a.txt b.txt" in done.stderr
     told = json.loads(command("--json", "--quiet").stdout)
     assert {one["stage"]: one["did"] for one in told["stages"]} == {"second": "unchanged", "third": "ran", "apart": "ran"}
+    look = "import runpy, sys; sys.argv = ['', 'pipeline']; runpy.run_module('flatout', {}, '__main__'); print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", look], cwd=chain.folder, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "3 unchanged" in loaded.stdout
+    assert not {"torch", "numpy", "typer", "yaml", "flatout.pipelines.stages.driver"} & set(loaded.stdout.split())
     refused = command("pipeline.yaml", "thrid")
     assert refused.returncode == 2 and "did you mean 'third'?" in refused.stderr
     chain.write("twice.py", "raise SystemExit(7)\n")

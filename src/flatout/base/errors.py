@@ -27,7 +27,6 @@ A message says what was expected, what was found, which argument is wrong, and w
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 _LONGEST_LINE, _MOST_LINES, _LONGEST_WORD = 600, 60, 200
@@ -142,6 +141,8 @@ def _cut(line: str) -> str:
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """A suggestion to append to an error, or the list of known names if none is similar."""
+    import difflib  # here: what goes well does without it
+
     names = sorted(known)
     near = difflib.get_close_matches(str(word)[:_LONGEST_WORD], names, n=1, cutoff=0.6)
     if near:

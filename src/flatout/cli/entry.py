@@ -32,7 +32,7 @@ def _is_up_to_date(words: Sequence[str]) -> bool:
     from flatout.pipelines.stages.verb import look_at_pipeline, open_pipeline
 
     try:
-        pipeline = open_pipeline(Path(names[0] if names else "pipeline.yaml"), names[1:])
+        pipeline = open_pipeline(Path(names[0] if names else "pipeline.yaml"), names[1:], cache_folder())
         outcome = look_at_pipeline(pipeline, cache=cache_folder(), environment=os.environ)
     except (FlatoutError, OSError):
         return False

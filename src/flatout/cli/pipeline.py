@@ -50,7 +50,7 @@ def pipeline(
 
     if dry and watch:
         raise UsageError("--dry says what would run now, --watch goes on running: give one of them")
-    found = open_pipeline(file, stages or ())
+    found = open_pipeline(file, stages or (), cache_folder())
     if dry:
         from flatout.pipelines.stages.dry import dry_run
         from flatout.pipelines.stages.dry_view import dry_doc

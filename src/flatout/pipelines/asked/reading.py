@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import RecipeError, UsageError, did_you_mean
-from flatout.base.plain_yaml import MOST_CHARACTERS, read_yaml
+from flatout.pipelines.asked.documents import MOST_BYTES, ReadYaml, plain
 from flatout.pipelines.asked.keys_of import Mistakes, read_keys, shown
 from flatout.pipelines.asked.stage_kinds import (
     STAGE_KINDS,
@@ -26,11 +26,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True)
 class AskedPipeline:
-    """A pipeline file as it was read. `home`: the folder of the file, where relative paths start."""
+    """A pipeline file as it was read. `home`: the folder of the file, where relative paths start. `read`: how recipes are."""
 
     path: Path
     keys: PipelineKeys
     stages: Mapping[str, AnyStage]
+    read: ReadYaml = plain
 
     @property
     def home(self) -> Path:
@@ -41,12 +42,14 @@ class AskedPipeline:
         return self.home / self.keys.folder
 
 
-def read_pipeline(path: Path) -> AskedPipeline:
-    written, problems = _written_in(path)
-    return pipeline_from(written, path, problems)
+def read_pipeline(path: Path, read: ReadYaml = plain) -> AskedPipeline:
+    written, problems = _written_in(path, read)
+    return pipeline_from(written, path, problems, read)
 
 
-def pipeline_from(written: Mapping[str, Any], path: Path, problems: list[str] | None = None) -> AskedPipeline:
+def pipeline_from(
+    written: Mapping[str, Any], path: Path, problems: list[str] | None = None, read: ReadYaml = plain
+) -> AskedPipeline:
     problems = list(problems or [])
     keys = None
     try:
@@ -64,14 +67,14 @@ def pipeline_from(written: Mapping[str, Any], path: Path, problems: list[str] | 
         problems += [problem for name, stage in stages.items() for problem in _beyond_keys(name, stage, stages, list(listed))]
     if problems or keys is None:
         raise RecipeError(problems, str(path))
-    return AskedPipeline(path.absolute(), keys, stages)
+    return AskedPipeline(path.absolute(), keys, stages, read)
 
 
-def _written_in(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _written_in(path: Path, read: ReadYaml) -> tuple[dict[str, Any], list[str]]:
     try:
         if path.is_dir():
             raise UsageError(f"{path} is a folder: give the pipeline file in it, such as {path / 'pipeline.yaml'}")
-        if path.stat().st_size > 4 * MOST_CHARACTERS:
+        if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"{path} has {path.stat().st_size:,} bytes: too long for a pipeline file")
         content = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -81,7 +84,7 @@ def _written_in(path: Path) -> tuple[dict[str, Any], list[str]]:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not YAML in UTF-8: {error}") from error
     try:
-        written, problems = read_yaml(content)
+        written, problems = read(path, content)
     except UsageError as error:
         raise UsageError(f"{path} is not YAML: {error}") from error
     if not isinstance(written, dict):

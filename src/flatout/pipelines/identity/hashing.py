@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from blake3 import blake3
@@ -34,6 +33,8 @@ def digests_of_files(files: Mapping[str, str]) -> dict[str, tuple[os.stat_result
     threads = max(1, cores // len(files))  # few files share the cores between them
     if len(files) == 1 or cores == 1:
         return {name: _digest(path, threads) for name, path in files.items()}
+    from concurrent.futures import ThreadPoolExecutor  # here: it takes a while to load
+
     with ThreadPoolExecutor(min(cores, len(files)), "hash") as crew:
         return dict(zip(files, crew.map(lambda path: _digest(path, threads), files.values()), strict=True))
 

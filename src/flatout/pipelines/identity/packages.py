@@ -29,6 +29,13 @@ def package_versions(imports: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def installed_version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return NOT_INSTALLED
+
+
 def _add(package: str, found: dict[str, str]) -> None:
     waiting = [package]
     while waiting:

@@ -6,15 +6,13 @@ import ast
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.base.installed import is_installed
+from flatout.pipelines.identity.listing import SKIPPED, ParsedFiles, ProjectFiles
 from flatout.pipelines.identity.modules import CodeModule
-
-_SKIPPED = {"__pycache__", "node_modules", "site-packages"}
-_MOST_FILES = 200_000
 
 
 @dataclass(frozen=True)
@@ -27,20 +25,16 @@ class FoundModule:
 
 
 class CodeFiles:
-    """`outputs`: what stages write; it never counts as read."""
+    """`looks_elsewhere`: code looks for modules or files outside of the project, so that what was found can't be recalled."""
 
-    def __init__(self, root: Path, outputs: Sequence[Path] = ()) -> None:
-        self.root = root.resolve()
+    def __init__(self, project: ProjectFiles, trees: ParsedFiles) -> None:
+        self.project, self.root, self._trees = project, project.root, trees
         self.places: list[Path] = [place for place in (self.root, self.root / "src") if place.is_dir()]
         self.folders: list[Path] = [self.root]  # in which code may run
         self.damaged: dict[Path, str] = {}
-        self.outputs = sorted(str(output) for output in outputs)
-        self.has_links = self.is_cut = self.looks_elsewhere = False  # then what was found can't be recalled
-        self._outputs = tuple((self.root / output).resolve() for output in outputs)
+        self.looks_elsewhere = False
         self._modules: dict[tuple[Path, str], CodeModule] = {}
         self._found: dict[str, FoundModule | None] = {}
-        self._listing: list[Path] | None = None
-        self._names: dict[str, Path] | None = None
         self._listed: dict[str, frozenset[str]] = {}
         self._looked_for: set[str] = set()
 
@@ -48,7 +42,8 @@ class CodeFiles:
         """Something depends on whether this exists."""
         name = os.path.relpath(path, self.root)
         folders = name.split("/")[:-1]
-        if name.startswith("..") or any(part.startswith(".") or part in _SKIPPED for part in folders) or self.is_output(path):
+        is_hidden = name.startswith("..") or any(part.startswith(".") or part in SKIPPED for part in folders)
+        if is_hidden or self.project.is_output(path):
             self.looks_elsewhere = True
 
     def add_place(self, place: Path) -> None:
@@ -127,11 +122,11 @@ class CodeFiles:
                 path = Path(origin)
                 self.add_place(path.parent.parent if path.name == "__init__.py" else path.parent)
             return ""
-        for path in self.listing():
+        for path in self.project.listing():
             if path.name == f"{first}.py" or (path.name == "__init__.py" and path.parent.name == first):
                 place = path.parent if path.name == f"{first}.py" else path.parent.parent
                 self.add_place(place)
-                return f"import {first}: not on Python's path as far as can be seen; {self.shown(path)} is taken for it"
+                return f"import {first}: not on Python's path as far as can be seen; {self.project.shown(path)} is taken for it"
         return ""
 
     def module(self, found: FoundModule) -> CodeModule:
@@ -139,7 +134,7 @@ class CodeFiles:
 
     def script(self, path: Path, name: str = "") -> CodeModule:
         """A file that runs as a program; with a `name`, as `python -m` runs it."""
-        return self._parsed(path.resolve(), name or self.shown(path), is_package=False, is_main=True)
+        return self._parsed(path.resolve(), name or self.project.shown(path), is_package=False, is_main=True)
 
     def _parsed(self, path: Path | None, name: str, is_package: bool, is_main: bool) -> CodeModule:
         key = path or self.root / name, "main" if is_main else name
@@ -151,10 +146,16 @@ class CodeFiles:
         if path is None:
             return ast.Module([], [])
         try:
-            return ast.parse(path.read_bytes())
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            self.damaged[path] = f"{type(error).__name__}: {error}"
-            return ast.Module([], [])
+            content = path.read_bytes()
+            if content not in self._trees:
+                self._trees[content] = _parsed(content)
+            tree = self._trees[content]
+        except OSError as error:
+            tree = error
+        if isinstance(tree, ast.Module):
+            return tree
+        self.damaged[path] = f"{type(tree).__name__}: {tree}"
+        return ast.Module([], [])
 
     def submodules(self, package: FoundModule) -> Iterator[str]:
         """Dotted names, at any depth."""
@@ -162,11 +163,11 @@ class CodeFiles:
             for path in sorted(package.folder.rglob("*.py")):
                 parts = path.relative_to(package.folder).with_suffix("").parts
                 parts = parts[:-1] if parts[-1] == "__init__" else parts
-                if parts and not any(part in _SKIPPED for part in parts):
+                if parts and not any(part in SKIPPED for part in parts):
                     yield ".".join([package.name, *parts])
 
     def all_modules(self) -> Iterator[str]:
-        for path in self.listing():
+        for path in self.project.listing():
             if path.suffix == ".py":
                 place = next((place for place in self.places if path.is_relative_to(place)), None)
                 parts = path.relative_to(place or self.root).with_suffix("").parts
@@ -174,39 +175,9 @@ class CodeFiles:
                 if parts and all(part.isidentifier() for part in parts):
                     yield ".".join(parts)
 
-    def listing(self) -> list[Path]:
-        """Files that may be read: not hidden, not of an environment, not written by stages."""
-        if self._listing is None:
-            self._listing = []
-            for folder, folders, files in os.walk(self.root):
-                here = Path(folder)
-                self.has_links = self.has_links or any(os.path.islink(here / name) for name in folders)
-                folders[:] = sorted(
-                    name for name in folders
-                    if name not in _SKIPPED and not name.startswith(".") and not self.is_output(here / name)
-                    and not (here / name / "pyvenv.cfg").exists()
-                )  # fmt: skip
-                self._listing += [here / name for name in sorted(files) if not self.is_output(here / name)]
-                if len(self._listing) > _MOST_FILES:
-                    self.is_cut = True
-                    break
-        return self._listing
 
-    def names(self) -> dict[str, Path]:
-        """The same by their paths from the root."""
-        if self._names is None:
-            skipped = len(str(self.root).rstrip("/")) + 1
-            self._names = {str(path)[skipped:]: path for path in self.listing()}
-        return self._names
-
-    def below(self, folder: Path) -> list[Path]:
-        """Files of a folder of the project that may be read, as they are in `listing`."""
-        start = f"{folder}/"
-        return [path for path in self.listing() if str(path).startswith(start)]
-
-    def is_output(self, path: Path) -> bool:
-        return any(path == output or path.is_relative_to(output) for output in self._outputs)
-
-    def shown(self, path: Path) -> str:
-        path = path.resolve()
-        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+def _parsed(content: bytes) -> ast.Module | Exception:
+    try:
+        return ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return error

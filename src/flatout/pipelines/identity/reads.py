@@ -163,20 +163,20 @@ class _Reader:
 
     def _file(self, path: Path) -> None:
         files = self._reach.files
-        if files.is_output(path) or str(path).startswith(_NO_PLACES):
+        if files.project.is_output(path) or str(path).startswith(_NO_PLACES):
             return
         if path == self._module.path:
-            self._reach.read_files.add(files.shown(path))  # a program that reads itself
+            self._reach.read_files.add(files.project.shown(path))  # a program that reads itself
         elif path.suffix == ".py":
             script = files.script(path)
             self._reach.script(script)
             self._reach.escape(script)  # its names may be taken as well
         else:
-            self._reach.read_files.add(files.shown(path))
+            self._reach.read_files.add(files.project.shown(path))
 
     def _folder(self, path: Path, node: ast.expr) -> None:
         files = self._reach.files
-        if files.is_output(path):
+        if files.project.is_output(path):
             return
         if not path.is_relative_to(files.root):
             if not files.root.is_relative_to(path) and str(path) not in _NO_FOLDERS:
@@ -184,13 +184,13 @@ class _Reader:
                     node, f"names the folder {path}, which is outside of the project: declare what is read there as an input"
                 )
             return
-        found = [one for one in files.below(path) if one.suffix != ".py"]
+        found = [one for one in files.project.below(path) if one.suffix != ".py"]
         if found:
-            self._say(node, f"names the folder {files.shown(path)}; all {len(found)} files in it count")
-            self._reach.read_files |= {files.shown(one) for one in found}
+            self._say(node, f"names the folder {files.project.shown(path)}; all {len(found)} files in it count")
+            self._reach.read_files |= {files.project.shown(one) for one in found}
 
     def _pattern(self, text: str, node: ast.expr) -> None:
-        files = self._reach.files
+        files, listed = self._reach.files, self._reach.files.project
         start = text.partition(HOLE)[0]
         folder, slash, _ = start.rpartition("/")
         regex = re.compile(".*".join(map(re.escape, text.split(HOLE))))
@@ -198,23 +198,23 @@ class _Reader:
             places = [place for place in self._candidates(folder) if place.is_dir() and place != files.root]
             if any(not place.is_relative_to(files.root) for place in places):
                 self._say(node, f"reads in {folder}, which is outside of the project: declare what is read there as an input")
-            taken = [one for place in places for one in files.below(place) if regex.fullmatch(_below(one, place, folder))]
+            taken = [one for place in places for one in listed.below(place) if regex.fullmatch(_below(one, place, folder))]
         elif _HAS_ENDING.search(text):
-            taken = [one for name, one in files.names().items() if regex.fullmatch(name) or regex.fullmatch(f"/{name}")]
+            taken = [files.root / name for name in listed.names() if regex.fullmatch(name) or regex.fullmatch(f"/{name}")]
         elif re.fullmatch(f"{HOLE}/[A-Za-z0-9_][A-Za-z0-9_/-]*", text):  # a file without an ending, or a folder
             within = re.compile(rf"(.*/)?{re.escape(text[2:])}(/.*)?")
-            taken = [one for name, one in files.names().items() if within.fullmatch(name)]
+            taken = [files.root / name for name in listed.names() if within.fullmatch(name)]
         else:
             return
         data = [one for one in taken if one.suffix != ".py"]
         if data:
             shown = os.path.relpath(files.root / text.replace(HOLE, "*"), files.root)
             self._say(node, f"reads a file by a path that is known only as it runs; all {len(data)} files {shown} count")
-            self._reach.read_files |= {files.shown(one) for one in data}
+            self._reach.read_files |= {files.project.shown(one) for one in data}
         if text.endswith(".py"):
             for one in taken:
                 if one.suffix == ".py":
-                    self._say(node, f"names {files.shown(one)}; all of it counts")
+                    self._say(node, f"names {files.project.shown(one)}; all of it counts")
                     self._reach.whole(files.script(one))
 
     def _say(self, node: ast.expr, what: str) -> None:

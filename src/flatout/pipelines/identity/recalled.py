@@ -1,4 +1,5 @@
-"""What was found in a project's code is not looked for again while no file of code, no name of a file and no variable changed.
+"""What was found in a project's code is not looked for again while no file of code, no name of a file and no variable changed
+that was asked for.
 
 Only what lies in the project can count as unchanged: code that looks elsewhere, by links or in hidden folders, is read again.
 """
@@ -7,21 +8,25 @@ from __future__ import annotations
 
 import json
 import os
-import platform
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flatout.base.files import read_json, write_bytes
 from flatout.pipelines.identity.hashing import digest_of, moment
-from flatout.pipelines.identity.project import CodeFiles
+from flatout.pipelines.identity.listing import ProjectFiles
 from flatout.pipelines.identity.remembered import is_settled
-from flatout.pipelines.identity.variables import OF_A_SESSION
+from flatout.pipelines.identity.versions import search_path
 
 _CODE = (".py", ".so", ".pyd")
+# variables of a shell or a session, not of a program
+OF_A_SESSION = re.compile(
+    r"PWD|OLDPWD|SHLVL|_|TERM.*|COLUMNS|LINES|SSH_.*|DISPLAY|XDG_.*|TMUX.*|STY|WINDOWID|PS1|HOSTNAME|LS_COLORS"
+)
 
 
 @dataclass(frozen=True)
@@ -35,32 +40,52 @@ class CodeFindings:
     libraries: list[str]
 
 
-def fingerprint(files: CodeFiles, entry: str, environment: Mapping[str, str]) -> str | None:
-    """Of all that decides what is found; None where that can't be told, or changed a moment ago."""
+class AskedVariables(Mapping[str, str]):
+    """An environment that notes which of its variables were asked for; None: all."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self.asked: set[str] | None = set()
+
+    def __getitem__(self, name: str) -> str:
+        if self.asked is not None:
+            self.asked.add(name)
+        return self._environment[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.asked = None
+        return iter(self._environment)
+
+    def __len__(self) -> int:
+        return len(self._environment)
+
+
+def fingerprint(project: ProjectFiles) -> str | None:
+    """Of all that decides what is found, without variables; None where that can't be told, or changed a moment ago."""
     now_ns = time.time_ns()
-    names = files.names()
-    if files.has_links or files.is_cut:
+    names, root = project.names(), str(project.root).rstrip("/")
+    if project.has_links or project.is_cut:
         return None
     code = []
-    for name, path in names.items():
+    for name in names:
         if name.endswith(_CODE):
             try:
-                at = moment(path.stat())
+                at = moment(os.stat(f"{root}/{name}"))
             except OSError:
                 return None
             if not is_settled(at, now_ns):
                 return None
             code.append([name, *at])
-    variables = sorted(item for item in environment.items() if not OF_A_SESSION.fullmatch(item[0]))
-    own = sorted([path.name, path.stat().st_mtime_ns, path.stat().st_size] for path in Path(__file__).parent.glob("*.py"))
-    settings = [str(files.root), entry, files.outputs, platform.python_version(), own, [_changed(place) for place in sys.path]]
-    return digest_of([settings, variables, sorted(names), sorted(code)])
+    settings = [str(project.root), project.outputs, sys.version, _own_code(), search_path()]
+    return digest_of([settings, sorted(names), sorted(code)])
 
 
-def recall(folder: Path, files: CodeFiles, entry: str, wanted: str) -> CodeFindings | None:
+def recall(folder: Path, root: Path, entry: str, wanted: str, environment: Mapping[str, str]) -> CodeFindings | None:
     try:
-        written = read_json(_place(folder, files, entry))
+        written = read_json(_place(folder, root, entry))
         if written["fingerprint"] != wanted or time.time_ns() < written["clock_ns"]:
+            return None
+        if written["values"] != _values_of(written["asked"], environment):
             return None
         found = CodeFindings(**written["findings"])
         return CodeFindings([(name, digest) for name, digest in found.parts], *list(asdict(found).values())[1:])
@@ -68,21 +93,30 @@ def recall(folder: Path, files: CodeFiles, entry: str, wanted: str) -> CodeFindi
         return None  # it is looked for again
 
 
-def keep(folder: Path, files: CodeFiles, entry: str, found: str, findings: CodeFindings) -> None:
-    content = {"fingerprint": found, "clock_ns": time.time_ns(), "findings": asdict(findings)}
-    place = _place(folder, files, entry)
+def keep(folder: Path, root: Path, entry: str, found: str, variables: AskedVariables, findings: CodeFindings) -> None:
+    asked = None if variables.asked is None else sorted(variables.asked)
+    content = {
+        "fingerprint": found, "clock_ns": time.time_ns(), "asked": asked, "values": _values_of(asked, variables),
+        "findings": asdict(findings),
+    }  # fmt: skip
+    place = _place(folder, root, entry)
     with suppress(OSError):  # a cache that can't be written costs time alone; inputs say so
         place.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(place, json.dumps(content).encode())
 
 
-def _place(folder: Path, files: CodeFiles, entry: str) -> Path:
-    return folder / "code" / f"{digest_of([str(files.root), entry])[:32]}.json"
+def _values_of(asked: Sequence[str] | None, environment: Mapping[str, str]) -> str:
+    """A digest: values may be secrets."""
+    names = sorted(name for name in environment if not OF_A_SESSION.fullmatch(name)) if asked is None else asked
+    return digest_of([[name, environment.get(name)] for name in names])
 
 
-def _changed(place: str) -> tuple[str, int]:
-    """A folder of packages changes when one is installed."""
-    try:
-        return place, os.stat(place or ".").st_mtime_ns
-    except OSError:
-        return place, 0
+def _place(folder: Path, root: Path, entry: str) -> Path:
+    return folder / "code" / f"{digest_of([str(root), entry])[:32]}.json"
+
+
+def _own_code() -> list[tuple[str, int, int]]:
+    """The code that looks: another version of it may find something else."""
+    with os.scandir(Path(__file__).parent) as entries:
+        own = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
+    return sorted((name, about.st_mtime_ns, about.st_size) for name, about in own)

@@ -8,14 +8,11 @@ import re
 from flatout.pipelines.identity.folding import HOLE, Texts
 from flatout.pipelines.identity.modules import CodeModule
 from flatout.pipelines.identity.reach import Reach
+from flatout.pipelines.identity.recalled import OF_A_SESSION
 from flatout.pipelines.identity.uses import Place
 
 _TAKES = {"os.environ.get", "os.getenv", "os.environ.pop", "os.environ.setdefault", "os.environ.__getitem__"}
 _CHANGES = {"os.environ.update", "os.putenv", "os.environ.copy"}  # a copy is for other processes, which inherit it anyway
-# of a shell or a session, not of a program
-OF_A_SESSION = re.compile(
-    r"PWD|OLDPWD|SHLVL|_|TERM.*|COLUMNS|LINES|SSH_.*|DISPLAY|XDG_.*|TMUX.*|STY|WINDOWID|PS1|HOSTNAME|LS_COLORS"
-)
 
 
 def follow_variables(reach: Reach, module: CodeModule, places: list[Place]) -> None:

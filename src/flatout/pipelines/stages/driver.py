@@ -13,7 +13,7 @@ from flatout.pipelines.asked.stage_kinds import DeployStage, GateStage, RunStage
 from flatout.pipelines.stages.assessing import Assessed, Assessor
 from flatout.pipelines.stages.changes import changes_between
 from flatout.pipelines.stages.commands import begin_work, command_of, made_run
-from flatout.pipelines.stages.deployed import deploy
+from flatout.pipelines.stages.deploying import deploy
 from flatout.pipelines.stages.fitting import FreeRoom, Need, need_of
 from flatout.pipelines.stages.folder_changes import MOST_FILES, FolderWatch
 from flatout.pipelines.stages.forecast import budget_of
@@ -182,6 +182,7 @@ class PipelineDriver:
         """Its command has ended."""
         working, stage, assessed = one.working, one.working.stage, one.assessed
         now = time.monotonic()
+        self._found.keys.list_again()
         self._worked.append((now - working.seconds, now))
         notes = self._undeclared(one)
         made = self._settler.made(stage)

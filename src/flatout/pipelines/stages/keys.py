@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import DataError
-from flatout.pipelines.identity.code import CodeIdentity, code_identity
+from flatout.pipelines.identity.code import CodeIdentity, ProjectCode
+from flatout.pipelines.identity.hashing import digest_of_bytes
 from flatout.pipelines.identity.inputs import InputHashes
+from flatout.pipelines.identity.versions import remembered_versions
 from flatout.pipelines.stages.code_parts import code_as_json
 from flatout.pipelines.stages.resolved import ResolvedPipeline, ResolvedStage, expanded
 from flatout.pipelines.stages.this_machine import machine_name
@@ -37,6 +38,7 @@ class KeyMaker:
     pipeline: ResolvedPipeline
     hashes: InputHashes
     environment: Mapping[str, str]
+    _project: ProjectCode | None = None
     _code: dict[Path, CodeIdentity] = field(default_factory=dict)
     _machine: str = ""
     _own: dict[str, str] = field(default_factory=dict)
@@ -60,7 +62,7 @@ class KeyMaker:
         written = {"key": _FORMAT, "kind": stage.kind, **parts, "code": digests}
         text = json.dumps(written, sort_keys=True, default=str).encode()
         fallbacks = tuple(dict.fromkeys(note for one in found.values() for note in one.fallbacks))
-        return StageKey(hashlib.sha256(text).hexdigest()[:32], parts, size, fallbacks)
+        return StageKey(digest_of_bytes(text)[:32], parts, size, fallbacks)
 
     def _inputs(self, stage: ResolvedStage) -> tuple[dict[str, str], float]:
         found: dict[str, str] = {}
@@ -77,25 +79,24 @@ class KeyMaker:
 
     def _code_of(self, path: Path) -> CodeIdentity:
         if path not in self._code:
-            outputs = [output for stage in self.pipeline.stages.values() for output in stage.outputs]
-            self._code[path] = code_identity(
-                path,
-                self.pipeline.home,
-                environment=self.environment,
-                outputs=[*outputs, self.pipeline.asked.folder],
-                hashes=self.hashes,
-            )
+            if self._project is None:
+                outputs = [output for stage in self.pipeline.stages.values() for output in stage.outputs]
+                written = [*outputs, self.pipeline.asked.folder]
+                self._project = ProjectCode(self.pipeline.home, self.environment, written, self.hashes)
+            self._code[path] = self._project.identity(path)
         return self._code[path]
+
+    def list_again(self) -> None:
+        """A command has ended: there may be other files now. What was found for a stage stays: it began with that."""
+        self._project = None
 
     def _versions(self, stage: ResolvedStage, libraries: Sequence[str]) -> dict[str, str]:
         """Of what scripts import; of flatout's own commands a few packages, since this has to be quick."""
         found: dict[str, str] = {}
         if libraries:
-            from flatout.pipelines.identity.packages import package_versions  # here: it takes a while to load
-
-            found |= package_versions(libraries)
+            found |= remembered_versions(self.hashes.folder, libraries, lambda: _behind(libraries))
         if stage.kind not in ("run", "data", "deploy"):
-            self._own = self._own or {name: _version(name) for name in _BEHIND_FLATOUT}
+            self._own = self._own or remembered_versions(self.hashes.folder, _BEHIND_FLATOUT, _own_versions)
             found |= self._own
         return found
 
@@ -104,10 +105,13 @@ class KeyMaker:
         return self._machine
 
 
-def _version(name: str) -> str:
-    from importlib import metadata
+def _behind(libraries: Sequence[str]) -> dict[str, str]:
+    from flatout.pipelines.identity.packages import package_versions  # here: it takes a while to load
 
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    return package_versions(libraries)
+
+
+def _own_versions() -> dict[str, str]:
+    from flatout.pipelines.identity.packages import installed_version
+
+    return {name: installed_version(name) for name in _BEHIND_FLATOUT}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from flatout.base.errors import RecipeError, UsageError, did_you_mean
-from flatout.base.plain_yaml import read_yaml
 from flatout.pipelines.asked.reading import AskedPipeline, models_named
 from flatout.pipelines.asked.stage_kinds import (
     AnyStage,
@@ -253,7 +252,7 @@ def _recipe(
     if path.suffix == ".py":
         return None, path
     try:
-        written, wrong = read_yaml(path.read_text(encoding="utf-8-sig"))
+        written, wrong = asked.read(path, path.read_text(encoding="utf-8-sig"))
     except (UsageError, OSError, UnicodeDecodeError) as error:
         problems.append(f"{where}: {given} is not YAML: {error}")
         return None, None

@@ -14,7 +14,8 @@ from flatout.pipelines.stages.assessing import Assessed, Assessor
 from flatout.pipelines.stages.commands import begin_work, made_run
 from flatout.pipelines.stages.given import keep_version
 from flatout.pipelines.stages.outcomes import FAIL, FAILED, MADE_NOW, RESTORED, StageOutcome
-from flatout.pipelines.stages.outputs import REPEATABLE, clear, contents, meaning, publish
+from flatout.pipelines.stages.outputs import REPEATABLE, contents, meaning
+from flatout.pipelines.stages.publishing import clear, publish
 from flatout.pipelines.stages.receipts import told_of
 from flatout.pipelines.stages.records import BROKEN, DONE, MADE, StageRecord
 from flatout.pipelines.stages.resolved import ResolvedStage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 
 _CPUINFO, _GPUS = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/gpus")
@@ -38,4 +37,4 @@ def _processor() -> str:
     if not named:  # Arm kernels have numbers instead of a name
         wanted = ("CPU implementer", "CPU part")
         named = " ".join(dict.fromkeys(line.partition(":")[2].strip() for line in lines if line.startswith(wanted)))
-    return f"{platform.machine()} {named}".strip()
+    return f"{os.uname().machine} {named}".strip()

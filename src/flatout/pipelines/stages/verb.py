@@ -9,6 +9,7 @@ from typing import Any
 
 from flatout.base.errors import DataError, UsageError, did_you_mean
 from flatout.base.units import parse_bytes
+from flatout.pipelines.asked.documents import plain, remembering
 from flatout.pipelines.asked.reading import read_pipeline
 from flatout.pipelines.asked.stage_kinds import DataStage
 from flatout.pipelines.stages.assessing import AskedAgain, Assessor
@@ -18,9 +19,11 @@ from flatout.pipelines.stages.resolved import ResolvedPipeline, resolve
 Say = Callable[[str], None]
 
 
-def open_pipeline(path: Path, stages: Sequence[str] = ()) -> ResolvedPipeline:
-    """RecipeError with all mistakes of the file and between its stages. `stages`: only these, and what they wait for."""
-    found = resolve(read_pipeline(path))
+def open_pipeline(path: Path, stages: Sequence[str] = (), cache: Path | None = None) -> ResolvedPipeline:
+    """RecipeError with all mistakes of the file and between its stages. `stages`: only these, and what they wait for.
+
+    `cache`: where what was read of YAML files is kept."""
+    found = resolve(read_pipeline(path, plain if cache is None else remembering(cache)))
     return found.only(stages) if stages else found
 
 
