@@ -79,6 +79,8 @@ def make_smaller(
     rows = _rows(package, request.data, cache, say)
     with Workshop(package, rows, str(package.card["objective"]), isolated=isolated, cache=cache,
                   device=str(device) if of_programs else "") as workshop:  # fmt: skip
+        if of_programs:
+            say("compiling the model, once for each size of a batch: a large one takes minutes")
         start = _started(workshop, (request.batches or (1,))[0])
         runtime = min(start["seconds"], key=lambda name: start["seconds"][name])
         workshop.serve_with(runtime)

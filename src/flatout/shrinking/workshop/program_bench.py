@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,17 @@ from flatout.shrinking.workshop.turns import in_turns
 from flatout.store.tensors import read_tensors, write_tensors
 
 _FEW, _ERROR_ROWS = 2, 512
+_ONE = 1  # the size of a batch that is compiled first
 
 
 class ProgramBench(AnsweringBench):
+    """What was loaded is kept: compiling a large model anew takes minutes, one by one for each size of a batch."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._sources: dict[str, Runtime] = {}
+        self._of_tokens: dict[str, Run] = {}
+
     @cached_property
     def _device(self) -> torch.device:
         return torch.device(self._asked["device"])
@@ -60,14 +69,19 @@ class ProgramBench(AnsweringBench):
         return ChangedProgram(program, read_tensors(self._folder / f"{name}.safetensors"))
 
     def _loaded(self, name: str) -> Runtime:
+        if name == SOURCE and self._chosen in self._sources:
+            return self._sources[self._chosen]
         return runtime_named(self._chosen).load(self._parts(name))
 
     def _answering(self, name: str) -> Run:
         if self._asked["objective"] != "next_token":
             return self._runtime(name).run
-        parts = self._parts(name)
-        assert isinstance(parts.program, Program)
-        return runtime_named(self._chosen).load(replace(parts, program=with_log_probabilities(parts.program))).run
+        if name not in self._of_tokens:
+            parts = self._parts(name)
+            assert isinstance(parts.program, Program)
+            with_more = replace(parts, program=with_log_probabilities(parts.program))
+            self._of_tokens[name] = runtime_named(self._chosen).load(with_more).run
+        return self._of_tokens[name]
 
     # ---- questions ----
 
@@ -83,6 +97,7 @@ class ProgramBench(AnsweringBench):
             if reason is None:
                 arm, _ = in_turns(runtime, runtime, self._inputs(TUNING), batch, 8, 0.5)
                 seconds[kind.name] = float(np.median(arm.blocks_s))
+                self._sources[kind.name] = runtime
             else:
                 why[kind.name] = reason
         weights = self._package.weights
@@ -104,7 +119,8 @@ class ProgramBench(AnsweringBench):
         (self._folder / f"{name}.json").write_bytes(json_bytes(made.program.to_json()))
         write_tensors(self._folder / f"{name}.safetensors", made.weights)
         self._runtimes.pop(name, None)
-        self._runtime(name).run(self._package.samples.first(_FEW).rows)  # it can be read back, and there are kernels
+        self._of_tokens.pop(name, None)
+        self._runtime(name).run(self._package.samples.first(_ONE).rows)  # it can be read back, and there are kernels
         return {"bytes": _bytes(made.program, made.weights), "notes": made.notes}
 
     def _lessons(self) -> dict[str, Any]:
