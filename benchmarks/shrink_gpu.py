@@ -45,7 +45,7 @@ def pictures(place: Path, smoke: bool) -> fo.Run:
 
 
 def text(place: Path, smoke: bool) -> fo.Run:
-    """On the bytes of Python's own library. As many weights as GPT-2 medium in half as many layers: each is compiled by itself."""
+    """On the bytes of Python's own library. As many weights as GPT-2 medium in half as many layers, for the compiler."""
     sizes = {"layers": 2, "heads": 2, "width": 64} if smoke else {"layers": 12, "heads": 12, "width": 1536}
     window = 32 if smoke else 128
     data: dict[str, Any] = {

@@ -1,13 +1,15 @@
-"""fp8 and 2:4 sparsity on a GPU: their arithmetic, and a whole search whose gates decide whether it pays."""
+"""fp8, int8 and 2:4 sparsity on a GPU: their arithmetic, and a whole search whose gates decide whether it pays."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
+import fp8_by_hand
+import int8_by_hand
 import numpy as np
 import pytest
 import torch
-from fp8_by_hand import linear
 from torch import Tensor, nn
 
 import flatout as fo
@@ -15,6 +17,8 @@ from flatout.packaging.capture import capture
 from flatout.packaging.package import Package
 from flatout.packaging.program import Program
 from flatout.shrinking.changes.fp8 import Fp8
+from flatout.shrinking.changes.int8_products import Int8Products
+from flatout.shrinking.changes.program_change import ProgramChange
 from flatout.shrinking.changes.sparse_2_4 import Sparse24, two_of_four
 from flatout.shrinking.training.graph import shapes_of
 
@@ -51,17 +55,20 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     return made
 
 
+@pytest.mark.parametrize(("change", "by_hand"), [(Fp8(), fp8_by_hand), (Int8Products(), int8_by_hand)])
 @pytest.mark.parametrize("rows", [1, 7, 64, 256])
-def test_the_kernel_computes_as_the_arithmetic(rows: int, device: torch.device) -> None:
+def test_the_kernel_computes_as_the_arithmetic(
+    rows: int, device: torch.device, change: ProgramChange, by_hand: ModuleType
+) -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(512, 4096).eval(), torch.randn(256, 512) * torch.logspace(-2, 2, 256)[:, None]
     captured = capture(Named(layer), {"x": x})
     shapes = shapes_of(captured.program, captured.weights, {"x": x})
-    made = Fp8().make(captured.program, captured.weights, "fp32", shapes, ())
+    made = change.make(captured.program, captured.weights, "fp32", shapes, ())
     assert made.notes["layers"] == 1
     (found,) = made.program.module(made.weights, device)(x[-rows:].to(device))
     with torch.no_grad():
-        wanted = linear(x[-rows:], layer.weight, layer.bias).float()
+        wanted = by_hand.linear(x[-rows:], layer.weight, layer.bias).float()
     off = (found.cpu() - wanted).abs().amax(1) / wanted.abs().amax(1)  # rows differ in size by 10,000
     assert off.max() < 0.01, off
 
@@ -98,6 +105,9 @@ def test_a_search_on_a_gpu_says_what_it_gained_or_why_not(package: Package, tmp_
     assert (np.asarray(found["prediction"]) == np.asarray(wanted["prediction"])).mean() > 0.9
     sparse = [one for one in shrunk.receipt.entries if one.name == "sparse_2_4"]
     assert sparse and not any(one.why.startswith("failed") for one in sparse), sparse
+    whole = [one for one in shrunk.receipt.entries if one.name == "int8"]
+    assert whole and not any(one.why.startswith("failed") for one in whole), whole
     if shrunk.kept:
+        assert all(one["now"]["joules_a_row"] > 0 for one in shrunk.about["final"].values())
         assert shrunk.about["size"]["now"] < 0.6 * shrunk.about["size"]["was"]
         assert all(one["speed"] > 0.98 for one in shrunk.about["final"].values())

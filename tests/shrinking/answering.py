@@ -58,7 +58,10 @@ class Script:
     def _arm(self, name: str, batch: int, turns: int) -> dict[str, Any]:
         steps = self.made[name]
         seconds = self.seconds(steps, batch) if steps else SOURCE_S
-        return {"blocks_s": [seconds] * turns, "calls_s": [seconds] * turns, "joules_a_row": None}
+        return {"blocks_s": [seconds] * turns, "calls_s": [seconds] * turns}
+
+    def _joules(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        return {"first": None, "second": None}
 
     def _judge(self, question: Mapping[str, Any]) -> dict[str, Any]:
         if question["which"] == "judging" and question["name"] != "source":

@@ -42,4 +42,4 @@ def judged(workshop: Workshop, *steps: ShrinkStep, batches: tuple[int, ...] = (1
 
 def arm(name: str, turns: int) -> dict[str, Any]:
     seconds = SOURCE_S if name == "source" else SOURCE_S / 2
-    return {"blocks_s": [seconds] * turns, "calls_s": [seconds] * turns, "joules_a_row": None}
+    return {"blocks_s": [seconds] * turns, "calls_s": [seconds] * turns}

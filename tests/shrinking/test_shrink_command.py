@@ -51,7 +51,7 @@ def int8_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _arm(name: str, turns: int) -> dict[str, Any]:
     seconds = {"source": 6e-4, "candidate-1": 2e-4}.get(name, 3e-4)
-    return {"blocks_s": [seconds] * turns, "calls_s": [seconds] * turns, "joules_a_row": None}
+    return {"blocks_s": [seconds] * turns, "calls_s": [seconds] * turns}
 
 
 def test_a_faster_package_answers_like_its_source(package: Package, as_if_fast: None, command: Command) -> None:

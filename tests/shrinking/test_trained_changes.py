@@ -61,7 +61,7 @@ def test_a_pruned_package_answers_and_its_receipt_says_what_was_tried(
     def timed(self: CandidateBench, first: str, second: str, batch: int, turns: int, most_s: float) -> dict[str, Any]:
         def arm(name: str) -> dict[str, Any]:
             size = 1.0 if name == "source" else self._file(name).stat().st_size / 50_000
-            return {"blocks_s": [1e-4 * size] * turns, "calls_s": [1e-4 * size] * turns, "joules_a_row": None}
+            return {"blocks_s": [1e-4 * size] * turns, "calls_s": [1e-4 * size] * turns}
 
         return {"first": arm(first), "second": arm(second)}
 
@@ -81,7 +81,7 @@ def test_a_pruned_package_answers_and_its_receipt_says_what_was_tried(
 
 def test_ctrl_c_in_a_training_keeps_what_is_proven(package: Package, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CandidateBench, "_time", lambda self, first, second, batch, turns, most_s: {
-        arm: {"blocks_s": [1e-3 if name == "source" else 5e-4] * turns, "calls_s": [1e-3] * turns, "joules_a_row": None}
+        arm: {"blocks_s": [1e-3 if name == "source" else 5e-4] * turns, "calls_s": [1e-3] * turns}
         for arm, name in (("first", first), ("second", second))})  # fmt: skip
     make = Prune.make
 

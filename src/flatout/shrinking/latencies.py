@@ -1,4 +1,4 @@
-"""Percentiles of the times of calls."""
+"""Percentiles of the times of calls, and the joules of a row."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 
-def latencies_of(arm: Mapping[str, Any]) -> dict[str, float | None]:
+def latencies_of(arm: Mapping[str, Any], joules_a_row: float | None = None) -> dict[str, float | None]:
     calls = np.sort(np.asarray(arm["calls_s"]))
     marks = {f"p{share:g}": float(np.quantile(calls, share / 100)) for share in (50, 90, 95, 99, 99.9)}
-    return {**marks, "calls": float(len(calls)), "joules_a_row": arm["joules_a_row"]}
+    return {**marks, "calls": float(len(calls)), "joules_a_row": joules_a_row}
 
 
 def latency_s(latencies: Mapping[str, Any], percentile: float) -> float:

@@ -272,9 +272,11 @@ class ShrinkTrials:
             question = {"ask": "time", "first": standing.result.name, "second": SOURCE, "batch": batch, "turns": turns}
             told = self._ask({**question, "most_s": _FINAL_S}, _PATIENCE_S)
             speeds[batch] = _speed(told["first"]["blocks_s"], told["second"]["blocks_s"])
+            pair = {"first": standing.result.name, "second": SOURCE, "batch": batch}
+            joules = self._ask({"ask": "joules", **pair}, _PATIENCE_S)
             self.final[batch] = {
                 "speed": speeds[batch].ratio, "low": speeds[batch].low, "high": speeds[batch].high, "n": speeds[batch].n,
-                "now": latencies_of(told["first"]), "was": latencies_of(told["second"]),
+                "now": latencies_of(told["first"], joules["first"]), "was": latencies_of(told["second"], joules["second"]),
             }  # fmt: skip
             if not now_s:
                 now_s, was_s = tuple(told["first"]["blocks_s"]), tuple(told["second"]["blocks_s"])

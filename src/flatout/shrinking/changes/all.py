@@ -8,6 +8,7 @@ from flatout.shrinking.changes.distill import Distill
 from flatout.shrinking.changes.float16 import Float16
 from flatout.shrinking.changes.fp8 import Fp8
 from flatout.shrinking.changes.int8_dynamic import Int8Dynamic
+from flatout.shrinking.changes.int8_products import Int8Products
 from flatout.shrinking.changes.int8_static import Int8Static
 from flatout.shrinking.changes.low_rank import LowRank
 from flatout.shrinking.changes.program_change import ProgramChange
@@ -20,7 +21,7 @@ from flatout.shrinking.changes.trained import TrainedChange
 CHANGES: dict[str, ModelChange] = {
     one.name: one for one in (Int8Dynamic(), Int8Static(), Float16(), Bfloat16(), SmallWeights(), LowRank())
 }
-OF_PROGRAMS: dict[str, ProgramChange] = {one.name: one for one in (Fp8(), Sparse24())}
+OF_PROGRAMS: dict[str, ProgramChange] = {one.name: one for one in (Fp8(), Int8Products(), Sparse24())}
 """On a GPU, where the model is its program and not its ONNX file."""
 TRAINED: dict[str, TrainedChange] = {one.name: one for one in (Prune(), Distill(), Shallow())}
 

@@ -42,7 +42,7 @@ class ProgramBench(AnsweringBench):
         self._sources: dict[str, Runtime] = {}
         self._of_tokens: dict[str, Run] = {}
 
-    @cached_property
+    @property
     def _device(self) -> torch.device:
         return torch.device(self._asked["device"])
 

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from flatout.base.errors import ModelError
+from flatout.machine.energy import EnergyMeter, device_energy
 from flatout.packaging.package import Package, open_package
 from flatout.packaging.parity import mean_error
 from flatout.packaging.runtimes.runtime import Runtime
 from flatout.shrinking.rows import CALIBRATING, JUDGING, TUNING
 from flatout.shrinking.workshop.answers import Run, costs_of, in_batches
-from flatout.shrinking.workshop.turns import in_turns
+from flatout.shrinking.workshop.turns import in_turns, joules_of_a_row
 from flatout.store.tensors import read_tensors, write_tensors
 
 SOURCE = "source"
@@ -62,6 +63,14 @@ class AnsweringBench(ABC):
         return {name: read_tensors(self._folder / f"{name}.safetensors") for name in (CALIBRATING, TUNING, JUDGING)}
 
     @property
+    def _device(self) -> torch.device:
+        return CPU
+
+    @cached_property
+    def _meter(self) -> EnergyMeter:
+        return device_energy(self._device)
+
+    @property
     def _chosen(self) -> str:
         """The runtime of the source, which is known after the answer to `start`."""
         return str(json.loads((self._folder / ASKED).read_text())["runtime"])
@@ -84,6 +93,12 @@ class AnsweringBench(ABC):
     def _time(self, first: str, second: str, batch: int, turns: int, most_s: float) -> dict[str, Any]:
         arms = in_turns(self._runtime(first), self._runtime(second), self._inputs(TUNING), batch, turns, most_s)
         return {"first": arms[0].to_dict(), "second": arms[1].to_dict()}
+
+    def _joules(self, first: str, second: str, batch: int) -> dict[str, Any]:
+        """A row's, of the device that computes; None without a meter."""
+        runtimes = [self._runtime(first), self._runtime(second)]
+        found = joules_of_a_row(runtimes, self._inputs(TUNING), batch, self._meter)
+        return dict(zip(("first", "second"), found, strict=True))
 
     def _judge(self, name: str, which: str, batch: int, most: int | None = None) -> dict[str, Any]:
         """Costs are written to a file: there may be many rows."""

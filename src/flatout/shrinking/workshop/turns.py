@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from flatout.data.source import Batch
-from flatout.machine.meters import Meters
+from flatout.machine.energy import EnergyMeter
 from flatout.packaging.runtimes.runtime import Runtime
 
 _BLOCK_S, _MOST_CALLS = 4e-3, 256
 _WARM_UP = 3
+_STEPS = 15  # of a meter: its energy is then known to 7%
 
 
 @dataclass
 class TimedCalls:
-    """Seconds of a call, block by block; of single calls; and joules, if they can be read."""
+    """Seconds of a call, block by block; and of single calls."""
 
     blocks_s: list[float] = field(default_factory=list)
     calls_s: list[float] = field(default_factory=list)
-    joules: float | None = None
-    rows: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        per_row = self.joules / self.rows if self.joules is not None and self.rows else None
-        return {"blocks_s": self.blocks_s, "calls_s": self.calls_s, "joules_a_row": per_row}
+        return {"blocks_s": self.blocks_s, "calls_s": self.calls_s}
 
 
 def in_turns(
@@ -43,18 +41,33 @@ def in_turns(
     taken = given, given if of_second is None else _cut(of_second, size)
     pairs = list(zip((first, second), arms, taken, strict=True))
     calls = max(_calls(runtime, some) for runtime, _, some in pairs)
-    meters, began_s = Meters(torch.device("cpu")), time.perf_counter()
+    began_s = time.perf_counter()
     for turn in range(turns):
         if turn >= 8 and time.perf_counter() - began_s > most_s:
             break
         for runtime, arm, some in pairs if turn % 2 == 0 else reversed(pairs):
-            before = meters.read().energy_j
             _block(runtime, some, calls, arm)
-            after = meters.read().energy_j
-            if before is not None and after is not None:
-                arm.joules = (arm.joules or 0.0) + after - before
-            arm.rows += calls * size
     return arms
+
+
+def joules_of_a_row(runtimes: Sequence[Runtime], rows: Batch, size: int, meter: EnergyMeter) -> list[float | None]:
+    """Of each runtime, in stretches of calls that are long for the meter's steps, in the order ab ba. None without a meter."""
+    if meter.why_unavailable:
+        return [None] * len(runtimes)
+    given, length_s = _cut(rows, size), _STEPS * meter.resolution_s
+    joules, count = [0.0] * len(runtimes), [0] * len(runtimes)
+    for place in [*range(len(runtimes)), *reversed(range(len(runtimes)))]:
+        for _ in range(_WARM_UP):
+            _call(runtimes[place], given)
+        before, began_s = meter.read_j(), time.perf_counter()
+        while time.perf_counter() - began_s < length_s:
+            _call(runtimes[place], given)
+            count[place] += size
+        after = meter.read_j()
+        if before is None or after is None:
+            return [None] * len(runtimes)
+        joules[place] += after - before
+    return [one / rows for one, rows in zip(joules, count, strict=True)]
 
 
 def _block(runtime: Runtime, given: Mapping[str, Any], calls: int, arm: TimedCalls) -> None:
