@@ -64,12 +64,13 @@ class Draws:
         known = model.together(features_of(self.space, units))
         mean, variance = known.mean.copy(), known.variance.copy()
         found: list[tuple[float, ...]] = []
-        roots: list[Array] = []
-        for _ in range(min(8 * count, len(units))):
+        most = min(8 * count, len(units))
+        roots = np.zeros((most, len(units)))
+        for turn in range(most):
             chosen = int(np.argmax(expected_improvement(mean, np.sqrt(np.maximum(variance, 1e-12)), incumbent)))
-            column = known.covariance(chosen) - sum((root * root[chosen] for root in roots), np.zeros(len(units)))
-            roots.append(column / math.sqrt(max(column[chosen], 1e-9)))
-            variance = np.maximum(variance - roots[-1] ** 2, 0.0)
+            column = known.covariance(chosen) - roots[:turn, chosen] @ roots[:turn]
+            roots[turn] = column / math.sqrt(max(column[chosen], 1e-9))
+            variance = np.maximum(variance - roots[turn] ** 2, 0.0)
             variance[chosen] = 0.0
             mean[chosen] = -math.inf
             found += self._new(units[chosen : chosen + 1], 1)
@@ -105,8 +106,9 @@ class Draws:
 
 
 def expected_improvement(mean: Array, deviation: Array, over: float) -> Array:
-    z = (mean - over) / deviation
-    below = 0.5 * (1 + torch.erf(torch.from_numpy(np.nan_to_num(z, neginf=-40.0)) / math.sqrt(2)).numpy())
-    with np.errstate(over="ignore", invalid="ignore"):
-        improvement: Array = np.where(np.isfinite(mean), (mean - over) * below, -math.inf)
-        return improvement + deviation * np.exp(-(np.nan_to_num(z, neginf=-40.0) ** 2) / 2) / math.sqrt(2 * math.pi)
+    """Of points whose mean is minus infinity it is minus infinity: they are taken already."""
+    wide, above = torch.from_numpy(deviation), torch.from_numpy(mean) - over
+    z = (above / wide).clamp_min_(-40.0)
+    improvement = torch.where(above.isfinite(), above * (z / math.sqrt(2)).erf_().add_(1).mul_(0.5), -math.inf)
+    density = z.square_().mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
+    return np.asarray(improvement.add_(density.mul_(wide)).numpy())

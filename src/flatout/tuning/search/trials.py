@@ -24,10 +24,12 @@ class Rung:
 
 @dataclass(frozen=True)
 class RungAnswer:
-    """`scores`: by the trial's number; None: it failed. `spent`: the share of the study's budget used so far, 0 to 1."""
+    """`scores`: by the trial's number; None: it failed. `spent`: the share of the study's budget used so far, 0 to 1. `once`:
+    the part of it that did not go into rungs, such as the start: more rungs cost nothing of that kind."""
 
     scores: Mapping[int, float | None]
     spent: float
+    once: float = 0.0
 
 
 @dataclass
@@ -41,7 +43,7 @@ class TrialState:
 
     @property
     def at(self) -> int:
-        return max(self.scores, default=0)
+        return next(reversed(self.scores), 0)  # steps only grow
 
     @property
     def score(self) -> float:
