@@ -93,11 +93,11 @@ class ForkedPython:
         return said[0].result(), said[1].result()
 
 
-def piped(arguments: Sequence[str], *, env: Mapping[str, str] | None = None) -> ForkedPython:
+def piped(arguments: Sequence[str], *, cwd: str | os.PathLike[str] = ".", env: Mapping[str, str] | None = None) -> ForkedPython:
     """With pipes for stdout and stderr."""
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
     with open(out_end, "wb") as to_out, open(err_end, "wb") as to_err:
-        process = ForkedPython(arguments, env=env, stdout=to_out, stderr=to_err)
+        process = ForkedPython(arguments, cwd=cwd, env=env, stdout=to_out, stderr=to_err)
     process.stdout, process.stderr = open(out), open(err)  # noqa: SIM115
     return process
 

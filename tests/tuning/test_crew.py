@@ -169,7 +169,7 @@ def written(folder: Path, trouble: str) -> Path:
 
 
 def test_processes_that_end_or_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "_LEAST_LIMIT_S", 12.0)
+    monkeypatch.setattr(attempts, "_LEAST_LIMIT_S", 5.0)
     monkeypatch.setattr(crew_module, "_MEASURING_LIMIT_S", 15.0)
     monkeypatch.setattr(finals, "_SIZES", ((1, 1, 3),))
     study = fo.tune(

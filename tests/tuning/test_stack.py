@@ -93,6 +93,7 @@ def test_images() -> None:
         assert_equal(stack, alone)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths")
 @pytest.mark.parametrize("name", ["Normed", "Convolved"])
 def test_convolutions_as_products_of_matrices(name: str) -> None:
     kind = getattr(own_models, name)

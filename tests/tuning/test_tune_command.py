@@ -17,12 +17,11 @@ import numpy as np
 import psutil
 import pytest
 import yaml
-from interpreters import run_forked
+from interpreters import ForkedPython, piped, run_forked
 from stacking import DIGITS, table
 
 from flatout.base.events import read_events
 
-MARK = "TUNE_COMMAND"
 RECIPE = {**DIGITS, "budget": "16 steps"}
 
 
@@ -39,7 +38,7 @@ def written(folder: Path, keys: dict[str, Any]) -> Path:
 
 def environment(folder: Path) -> dict[str, str]:
     paths = os.pathsep.join(sys.path)
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder), MARK: str(folder)}
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder)}
 
 
 def arguments(path: Path, *more: str) -> list[str]:
@@ -47,14 +46,12 @@ def arguments(path: Path, *more: str) -> list[str]:
 
 
 def tuned(path: Path, *more: str, space: str = "lr=1e-4..3e-1") -> subprocess.CompletedProcess[str]:
-    return run_forked(arguments(path, *([space] if space else []), *more), env=environment(path.parent))
+    words = arguments(path, *([space] if space else []), *more)
+    return run_forked(words, cwd=path.parent, env=environment(path.parent))
 
 
-def started(path: Path, *more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *arguments(path, "lr=1e-4..3e-1", *more)], env=environment(path.parent), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+def started(path: Path, *more: str) -> ForkedPython:
+    return piped(arguments(path, "lr=1e-4..3e-1", *more), cwd=path.parent, env=environment(path.parent))
 
 
 def found(study: Path) -> list[Any]:
@@ -66,16 +63,17 @@ def found(study: Path) -> list[Any]:
 
 def left_behind(folder: Path) -> list[str]:
     ends_s = time.monotonic() + 20
-    while (some := _marked(folder)) and time.monotonic() < ends_s:
+    while (some := at_work(folder)) and time.monotonic() < ends_s:
         time.sleep(0.1)
     return some
 
 
-def _marked(folder: Path) -> list[str]:
+def at_work(folder: Path) -> list[str]:
+    """Commands of that folder, and what they started: they stay where they were begun."""
     some = []
     for one in psutil.process_iter():
         try:
-            if one.environ().get(MARK) == str(folder) and one.status() != psutil.STATUS_ZOMBIE:
+            if one.cwd() == str(folder) and one.status() != psutil.STATUS_ZOMBIE:
                 some.append(" ".join(one.cmdline()))
         except psutil.Error:
             continue
@@ -103,6 +101,7 @@ def test_a_study_by_command(recipe: Path) -> None:
     assert not left_behind(recipe.parent)
     shown = run_forked(
         ["-m", "flatout", "tune", str(recipe), "lr=1e-4..3e-1", "--runs", str(study.parent), "--trials", "6", "--quiet"],
+        cwd=recipe.parent,
         env=environment(recipe.parent),
     )
     assert shown.returncode == 0 and study.name in shown.stdout and "going on" in shown.stderr
@@ -167,7 +166,9 @@ def test_killed_at_random_times_it_ends_the_same(recipe: Path) -> None:
         wanted = draw.randint(2, 4) + lines_of(recipe)
         while process.poll() is None and lines_of(recipe) < wanted:
             time.sleep(0.01)
-        kills += process.poll() is None
+        if process.poll() is None:
+            kills += 1
+            assert len(at_work(recipe.parent)) >= 3, "the command, the template of processes and one that trains"
         process.kill()
         process.communicate()
     assert kills and not left_behind(recipe.parent)
@@ -222,7 +223,7 @@ def test_sigterm_leaves_nothing_running(recipe: Path) -> None:
     for line in process.stderr:
         if "to step" in line:
             break
-    process.terminate()
+    process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 143 and not left_behind(recipe.parent)
     assert not (the_study(recipe) / "result.json").exists()

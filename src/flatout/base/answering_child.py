@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from flatout.base.child import Child
 from flatout.base.exits import exit_words
@@ -27,39 +27,59 @@ class NoAnswer(Exception):
         self.kind = kind
 
 
+class AnsweringProcess(Protocol):
+    """A `Child` or a `ForkedChild`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self, limit_s: float | None = None) -> int | None: ...
+    def end(self) -> None: ...
+    def printed(self) -> str: ...
+    def how_it_ended(self) -> str: ...
+
+
+Start = Callable[[tuple[int, int]], AnsweringProcess]
+"""Starts a process that calls `answer_questions` with copies of two descriptors, for reading and writing."""
+
+
+def by_command(command: Sequence[str], told: str = "") -> Start:
+    """The descriptors are appended to the command. `told` is its stdin: a file without a name, so that nothing is left behind
+    however this process ends."""
+    return lambda ends: Child([*command, *map(str, ends)], given=told, passed=ends)
+
+
 class AnsweringChild:
-    """`command` starts a process that calls `answer_questions`; two descriptors, for reading and writing, are appended to it.
+    """`called`: its name in messages."""
 
-    `told` is its stdin: a file without a name, so that nothing is left behind however this process ends.
-    """
-
-    def __init__(self, command: Sequence[str], start_limit_s: float, told: str = "", called: str = "the trial") -> None:
-        self._command, self._start_limit_s, self._told, self._called = list(command), start_limit_s, told, called
+    def __init__(self, start: Start, start_limit_s: float, called: str = "the trial") -> None:
+        self._start, self._start_limit_s, self._called = start, start_limit_s, called
         self._running: _Running | None = None
         self._is_new = False  # it has not replied yet
 
     def begin(self) -> None:
         """Start before the first question, so that it does not wait for imports."""
         if self._running is None:
-            self._running = _Running(self._command, self._told)
+            self._running = _Running(self._start)
             self._is_new = True
 
     def ask(self, question: Mapping[str, Any], limit_s: float | None) -> dict[str, Any]:
         """The answer, or `NoAnswer`. `limit_s`: then it counts as hung; the first question has time for the start as well."""
         self.begin()
-        assert self._running is not None
+        running = self._running
+        assert running is not None
         if self._is_new and limit_s is not None:
             limit_s = max(limit_s, self._start_limit_s)
         self._is_new = False
         try:
-            answer = self._running.ask(question, limit_s)
+            answer = running.ask(question, limit_s)
         except TimeoutError:
-            why = exit_words(None, self._running.child.printed(), limit_s or 0.0)
+            why = exit_words(None, running.child.printed(), limit_s or 0.0)
             self.stop()
             raise NoAnswer(HUNG, f"{self._called} {why}") from None
         except EOFError as closed:
-            has_ended = self._running.child.wait(_LAST_S) is not None
-            how = self._running.child.how_it_ended() if has_ended else ""
+            has_ended = running.child.wait(_LAST_S) is not None
+            how = running.child.how_it_ended() if has_ended else ""
             self.stop()
             why = f"{self._called} {how}" if has_ended else f"{self._called}'s reply can't be read: {closed}"
             raise NoAnswer(CRASHED, why) from None
@@ -82,11 +102,10 @@ class AnsweringChild:
 
 
 class _Running:
-    def __init__(self, command: Sequence[str], told: str) -> None:
+    def __init__(self, start: Start) -> None:
         self._questions = Questions()
-        ends = self._questions.asked_from, self._questions.answered_to
         try:
-            self.child = Child([*command, *map(str, ends)], given=told, passed=ends)
+            self.child = start((self._questions.asked_from, self._questions.answered_to))
         except BaseException:
             self._questions.close()
             raise

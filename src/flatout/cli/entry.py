@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from flatout.cli.began import BEGAN_S
 from flatout.cli.places import is_completing
 
 _SIMPLE = ("--json", "--quiet")
@@ -15,6 +17,14 @@ _SIMPLE = ("--json", "--quiet")
 def main() -> None:
     is_program = sys._getframe(1).f_globals.get("__name__") == "__main__"  # otherwise the caller's process continues after us
     words = sys.argv[1:]
+    began = BEGAN_S.set(time.monotonic())
+    try:
+        _answer(words, is_program)
+    finally:
+        BEGAN_S.reset(began)
+
+
+def _answer(words: Sequence[str], is_program: bool) -> None:
     if words[:1] == ["pipeline"] and not is_completing() and _is_up_to_date(words[1:]):
         return
     from flatout.cli.main import main as whole

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatout.base.errors import Stopped, UsageError
+from flatout.cli.began import BEGAN_S
 from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import cache_folder
 from flatout.cli.training import Json, Offs, On, RayWorkers, RecipePath, Runs, Sets, read_asked
@@ -67,38 +68,48 @@ def tune(
 
     Example: flatout tune mine.yaml lr=1e-4..1e-1 --budget '10 min'
     """
-    from flatout.base.tree import to_data, to_text
-    from flatout.cli.study_progress import study_progress
-    from flatout.tuning.verb import tune as search
-    from flatout.tuning.views.doc import study_doc
-    from flatout.world.joining import is_first
+    from flatout.tuning.start import StudyStart
 
     if html is not None:
         check_page_path(html)
-    asked_space, overrides = _space(words or [], space)
     seats = None
-    if on is not None:
-        from flatout.cli.elsewhere import handed_in, seats_on_ray
+    with StudyStart(BEGAN_S.get()) as start:
+        if on is None and BEGAN_S.get() is not None:
+            from flatout.cli.study_worker import forked
 
-        if device is not None:
-            raise UsageError("--device names devices of this machine: with --on ray give --workers, or --set device=cpu")
-        options = {"--space": space, "--budget": budget, "--trials": trials, "--metric": metric, "--seed": seed}
-        pairs = [(name, value) for name, value in options.items() if value is not None]
-        pairs += [*(("--set", pin) for pin in sets or []), *(("--off", off) for off in offs or [])]
-        given = [*(words or []), *(str(word) for pair in pairs for word in pair)]
-        given += [*(["--fresh"] if fresh else []), *(["--json"] if as_json else []), *(["--quiet"] if quiet else [])]
-        if (code := handed_in(on, recipe, given, workers, runs, "tune")) is not None:
-            raise typer.Exit(code)
-        seats = seats_on_ray(read_asked(recipe, overrides, sets, offs), workers, _say)
-    asked = read_asked(recipe, overrides, sets, offs)
-    speaks = is_first()
-    with study_progress(quiet or not speaks) as observers:
-        study = search(
-            asked, asked_space, budget=budget, trials=trials, metric=metric, seed=seed, device=device, runs=runs, fresh=fresh,
-            observers=observers, cache=cache_folder(), say=_say, seats=seats,
-        )  # fmt: skip
+            start.template.fork_here(forked)  # first: nothing was computed yet
+        asked_space, overrides = _space(words or [], space)
+        if on is not None:
+            from flatout.cli.elsewhere import handed_in, seats_on_ray
+
+            if device is not None:
+                raise UsageError("--device names devices of this machine: with --on ray give --workers, or --set device=cpu")
+            options = {"--space": space, "--budget": budget, "--trials": trials, "--metric": metric, "--seed": seed}
+            pairs = [(name, value) for name, value in options.items() if value is not None]
+            pairs += [*(("--set", pin) for pin in sets or []), *(("--off", off) for off in offs or [])]
+            given = [*(words or []), *(str(word) for pair in pairs for word in pair)]
+            given += [*(["--fresh"] if fresh else []), *(["--json"] if as_json else []), *(["--quiet"] if quiet else [])]
+            if (code := handed_in(on, recipe, given, workers, runs, "tune")) is not None:
+                raise typer.Exit(code)
+            seats = seats_on_ray(read_asked(recipe, overrides, sets, offs), workers, _say)
+
+        from flatout.cli.study_progress import study_progress
+        from flatout.tuning.verb import tune as search
+        from flatout.world.joining import is_first
+
+        asked = read_asked(recipe, overrides, sets, offs)
+        speaks = is_first()
+        with study_progress(quiet or not speaks) as observers:
+            study = search(
+                asked, asked_space, budget=budget, trials=trials, metric=metric, seed=seed, device=device, runs=runs,
+                fresh=fresh, observers=observers, cache=cache_folder(), say=_say, seats=seats, start=start,
+            )  # fmt: skip
     if not speaks:
         return
+
+    from flatout.base.tree import to_data, to_text
+    from flatout.tuning.views.doc import study_doc
+
     doc = study_doc(study.folder)
     print_json(to_data(doc)) if as_json else print(to_text(doc))
     if html is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from flatout.machine.probe import probe
 from flatout.measure.counts import Operation
 from flatout.measure.receipt import Receipt
 from flatout.measure.recording import Trove
-from flatout.plan.choose import choose, situation_of
+from flatout.plan.choose import choose, choose_in, situation_of
 from flatout.plan.knobs.all import KNOBS
 from flatout.plan.knobs.knob import Knob
 from flatout.plan.layouts.fitting import why_not_here
@@ -39,6 +40,7 @@ from flatout.plan.work import keep_traces, work_of
 from flatout.recipe.build import check_job, check_loss_head
 from flatout.recipe.schema import Recipe
 
+_SCORED_ROWS, _SMALL_ROW = 256, 4096
 _WORTH_TIMING_S = 60.0  # in a run this long, timing its operators pays off
 
 
@@ -106,6 +108,25 @@ def default_plan(recipe: Recipe, job: Job, cache: Path | None, pins: Mapping[str
     """`pins`: instead of the recipe's."""
     pinned = recipe.pins if pins is None else pins
     return _chosen(recipe, job, pinned, pick_device(pinned.get("device", "auto")), cache)[0]
+
+
+def settings_for_trials(recipe: Recipe, job: Job, cache: Path | None, pins: Mapping[str, Any]) -> Settings:
+    """For trainings whose layout is measured anyway. On a CPU, with rows in memory, no setting depends on the speed of this
+    machine, and nothing is measured or traced, which would take seconds; elsewhere no operator is timed."""
+    device = pick_device(pins.get("device", "auto"))
+    if device.type == "cpu" and job.data.train.in_memory and "threads" in pins:
+        unmeasured = Prediction(reason="trials are not predicted")
+        s = Situation(job, device, pins, None, unmeasured, cache)
+        settings = choose_in(s, label_of(recipe, job), knobs_of(recipe)).settings
+        return settings if settings.evaluation_batch else replace(settings, evaluation_batch=_rows_to_score(job))
+    return _chosen(recipe, job, pins, device, cache, worth_timing_s=math.inf)[0].settings
+
+
+def _rows_to_score(job: Job) -> int:
+    """With less than some hundred rows calling operators takes as long as computing. A few kB a row surely fit the memory.
+    0: as many as in training."""
+    row_bytes = job.data.train.stored_bytes / max(1, len(job.data.train))
+    return _SCORED_ROWS if job.batch < _SCORED_ROWS and row_bytes <= _SMALL_ROW else 0
 
 
 @dataclass(frozen=True)

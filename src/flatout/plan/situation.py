@@ -32,7 +32,11 @@ class Situation:
     prefer: str = "time"  # or "energy": what trials of settings should save
 
     def predicted(self, settings: Settings) -> Prediction:
-        return self.recorded.get(shown(settings.to_dict())) or predict(self.job, settings, self.ceilings)
+        if (known := self.recorded.get(shown(settings.to_dict()))) is not None:
+            return known
+        if self.plain.reason:
+            return self.plain  # what prevents one prediction prevents all of them
+        return predict(self.job, settings, self.ceilings)
 
     @property
     def epochs(self) -> float | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,10 +36,12 @@ from flatout.tuning.space.keys import check_keys
 from flatout.tuning.space.own_point import own_point
 from flatout.tuning.space.reading import read_space, space_of
 from flatout.tuning.space.space import Space
+from flatout.tuning.start import StudyStart
 from flatout.tuning.study.driver import Driver, so_far, spent_in
 from flatout.tuning.study.earlier import finished_before
 from flatout.tuning.study.finals import Finals, Size
 from flatout.tuning.study.folder import StudyFolder, create_study, find_alike
+from flatout.tuning.study.ledger import PROCESS, StudyLedger, parts_in
 from flatout.tuning.study.outcome import Study, outcome, write_best
 from flatout.tuning.study.spending import Spending, check_budget
 from flatout.world.joining import meet
@@ -63,6 +66,7 @@ def tune(
     cache: Path | str | None = CACHE,
     say: Say = lambda line: None,
     seats: Seats | None = None,
+    start: StudyStart | None = None,
 ) -> Study:
     """Search for better values of a recipe's keys. `study.best.recipe` is the winner, judged on rows and seeds that did not
     choose it.
@@ -72,32 +76,39 @@ def tune(
     trials. `metric`: what trials are compared by; default: the recipe's. `device`: "cuda:0,cuda:1" for these two, "cpu,cpu" for
     two processes that share the cores; default: all GPUs that the recipe allows. The same call goes on with an unfinished
     study; a larger budget extends a finished one; `fresh` starts a new one. Under torchrun the first process drives the study
-    and the others train for it. `seats`: processes elsewhere, as a cluster gives them.
+    and the others train for it. `seats`: processes elsewhere, as a cluster gives them. `start`: what the command has done
+    already.
     """
-    asked = recipe_given(recipe)
-    if metric is not None:
-        asked = with_overrides(asked, [f"best={metric}"])
-    searched = _space(asked, space)
-    check_space(searched, partial(with_overrides, asked))
-    check_keys(asked, searched)
-    if trials is not None and trials < 1:
-        raise UsageError(f"trials: expected 1 or more, got {trials}")
-    limit = None if budget is None and trials is not None else Budget.parse(budget or BUDGET)
-    check_budget(limit, asked.price)
-    kept = None if cache is None else Path(cache)
-    asked, devices = on_devices(asked, device)
-    meeting = None if seats is not None else meet()
-    own = [] if seats is not None else own_seats(asked, kept, devices, None if meeting is None else meeting[0])
-    if meeting is not None and meeting[0].rank > 0:
-        return Study(StudyFolder(Path(answer_rank_0(*meeting, own))), asked)
-    with ExitStack() as until_done:
-        found: list[Study] = []
-        others = None if meeting is None else far_seats(*meeting, lambda: str(found[0].path))
-        if (elsewhere := others if seats is None else seats(asked, kept)) is not None:
-            own += until_done.enter_context(elsewhere)
-        sitting = _Sitting(asked, searched, limit, trials, seed, Path(runs), kept, fresh, tuple(observers), say, tuple(own))
-        found.append(sitting.held())
-    return found[0]
+    with StudyStart() if start is None else nullcontext(start) as begun:
+        if seats is None and not (isinstance(recipe, Recipe) and recipe.source is None):
+            begun.template.begin()
+        asked = recipe_given(recipe)
+        if metric is not None:
+            asked = with_overrides(asked, [f"best={metric}"])
+        searched = _space(asked, space)
+        check_space(searched, partial(with_overrides, asked))
+        check_keys(asked, searched)
+        if trials is not None and trials < 1:
+            raise UsageError(f"trials: expected 1 or more, got {trials}")
+        limit = None if budget is None and trials is not None else Budget.parse(budget or BUDGET)
+        check_budget(limit, asked.price)
+        kept = None if cache is None else Path(cache)
+        asked, devices = on_devices(asked, device)
+        meeting = None if seats is not None else meet()
+        place = None if meeting is None else meeting[0]
+        own = [] if seats is not None else own_seats(asked, kept, devices, place, begun.template)
+        if meeting is not None and meeting[0].rank > 0:
+            return Study(StudyFolder(Path(answer_rank_0(*meeting, own))), asked)
+        with ExitStack() as until_done:
+            found: list[Study] = []
+            others = None if meeting is None else far_seats(*meeting, lambda: str(found[0].path))
+            if (elsewhere := others if seats is None else seats(asked, kept)) is not None:
+                own += until_done.enter_context(elsewhere)
+            sitting = _Sitting(
+                asked, searched, limit, trials, seed, Path(runs), fresh, tuple(observers), say, tuple(own), begun.began_s
+            )
+            found.append(sitting.held())
+        return found[0]
 
 
 @dataclass
@@ -110,21 +121,29 @@ class _Sitting:
     trials: int | None
     seed: int
     runs: Path
-    cache: Path | None
     fresh: bool
     observers: tuple[Observer, ...]
     say: Say
     seats: tuple[CrewSeat, ...]
+    began_s: float
 
     def held(self) -> Study:
         with ExitStack() as until_done:
             crew = self._crew()
             until_done.callback(crew.stop)
+            started_s = time.monotonic()
             about = _about(crew)
+            took = about.pop("took", {})
+            met_s = time.monotonic() - started_s
             folder, events = self._folder(about, until_done)
-            crew.keep_states_in(folder.states)
+            ledger = StudyLedger(self.began_s + met_s, parts_in(events))
+            for part, seconds in took.items():
+                ledger.add(part, seconds)
+            ledger.add(PROCESS, max(0.0, met_s - sum(took.values())))
+            with ledger.timed(PROCESS):
+                crew.keep_states_in(folder.states)
             log = until_done.enter_context(EventLog(folder.log_path, self.observers))
-            return self._work(folder, events, about, crew, log)
+            return self._work(folder, events, about, crew, log, ledger)
 
     def _folder(self, about: Mapping[str, Any], until_done: ExitStack) -> tuple[StudyFolder, list[dict[str, Any]]]:
         """Locked: of two processes that start at once, one works on the study, and the other changes nothing."""
@@ -177,10 +196,16 @@ class _Sitting:
         return {"budget": None if self.budget is None else str(self.budget), "trials": self.trials}
 
     def _work(
-        self, folder: StudyFolder, events: list[dict[str, Any]], about: Mapping[str, Any], crew: TrialCrew, log: EventLog
+        self,
+        folder: StudyFolder,
+        events: list[dict[str, Any]],
+        about: Mapping[str, Any],
+        crew: TrialCrew,
+        log: EventLog,
+        ledger: StudyLedger,
     ) -> Study:
         devices = self._metered(about["device"])
-        spending = Spending(self.budget, devices, self.recipe.price, spent_in(events))
+        spending = Spending(self.budget, devices, self.recipe.price, spent_in(events), since_s=self.began_s)
         search = TrialSearch(
             self.space,
             total=about["total_steps"],
@@ -190,16 +215,24 @@ class _Sitting:
             earlier=[(point, score) for point, score in folder.asked["earlier"]],
         )
         driver = Driver(
-            self.recipe, self.space, search, crew, log, spending, total=about["total_steps"], state_bytes=about["state_bytes"]
-        )
+            self.recipe, self.space, search, crew, log, spending, ledger,
+            total=about["total_steps"], state_bytes=about["state_bytes"],
+        )  # fmt: skip
         driver.replay(events)
         if events:
             folder.reopen({**folder.asked, **self._limits()})
         share = driver.share if events else None  # of a larger budget the same time is a smaller share
-        how: dict[str, Any] = {**self._limits(), "share": share, "isolated": crew.isolated, "folder": str(folder.path)}
+        once = driver.once
+        how: dict[str, Any] = {
+            **self._limits(),
+            "share": share,
+            "once": once,
+            "isolated": crew.isolated,
+            "folder": str(folder.path),
+        }
         how["devices"] = crew.names
         log.emit("resumed", **how) if events else log.emit("begun", **how)
-        driver.limited(self.trials, share)
+        driver.limited(self.trials, share, once)
         driver.look(self.trials)
         stopped = ""
         try:
@@ -222,7 +255,7 @@ class _Sitting:
         finalists = [(trial.number, trial.point, self.space.overrides(trial.point)) for trial, _ in best]
         size = driver.finals_size if self.budget is not None else Size(3, 3, 8)
         verdict = finals.judge(finalists, size, about["higher_is_better"])
-        found = outcome(about, search, driver, verdict, spending, stopped)
+        found = outcome(about, search, driver, verdict, spending, ledger, stopped)
         folder.finish(found)
         write_best(folder, self.recipe, found["winner"]["overrides"])
         log.emit("finished", winner=found["winner"]["number"])

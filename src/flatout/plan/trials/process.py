@@ -71,9 +71,9 @@ class TrialProcess:
 
     def _answering(self) -> AnsweringChild:
         if self._child is None:
-            from flatout.base.answering_child import AnsweringChild  # not needed in a run without trials
+            from flatout.base.answering_child import AnsweringChild, by_command  # not needed in a run without trials
 
-            self._child = AnsweringChild(self._command, self._limit_s, self._told)
+            self._child = AnsweringChild(by_command(self._command, self._told), self._limit_s)
         return self._child
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from flatout.base.answering_child import FAILED, AnsweringChild, NoAnswer
+from flatout.base.answering_child import FAILED, AnsweringChild, NoAnswer, by_command
 from flatout.base.errors import Stopped
 from flatout.packaging.package import Package
 from flatout.shrinking.rows import RowSets
@@ -48,7 +48,7 @@ class Workshop:
         if isolated:
             threads = str(torch.get_num_threads())
             command = [sys.executable, "-m", "flatout.cli.shrink_worker", str(self.folder), threads]
-            self._child = AnsweringChild(command, _START_S)
+            self._child = AnsweringChild(by_command(command), _START_S)
 
     def ask(self, question: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """The answer, or `NoAnswer`."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flatout.base.answering_child import AnsweringChild
+from flatout.base.answering_child import AnsweringChild, Start, by_command
 from flatout.base.errors import UsageError
 from flatout.machine.device import all_devices, pick_device
 from flatout.machine.host import usable_cores
@@ -17,6 +17,7 @@ from flatout.machine.threads import fixed_from_outside
 from flatout.recipe.load import with_overrides
 from flatout.recipe.schema import Recipe
 from flatout.tuning.crew.seats import CrewSeat, Here
+from flatout.tuning.crew.template import TrialTemplate
 from flatout.tuning.crew.worker import TrialWorker
 from flatout.world.joining import ProcessPlace
 
@@ -39,9 +40,15 @@ def on_devices(recipe: Recipe, asked: str | None) -> tuple[Recipe, list[str]]:
     return with_overrides(recipe, [f"settings.device={kinds[0]}"]), list(names)
 
 
-def own_seats(recipe: Recipe, cache: Path | None, devices: Sequence[str], place: ProcessPlace | None) -> list[CrewSeat]:
+def own_seats(
+    recipe: Recipe,
+    cache: Path | None,
+    devices: Sequence[str],
+    place: ProcessPlace | None,
+    template: TrialTemplate | None = None,
+) -> list[CrewSeat]:
     """`place`: of this process among those of a launcher; several on one machine have a device each. A recipe that exists only
-    in Python is trained in this process, on one device."""
+    in Python is trained in this process, on one device. `template`: forks the processes, where the system can."""
     if recipe.source is None:
         if place is not None:
             raise UsageError("with several processes tune reads the recipe in each of them: write it to a .yaml or .py file")
@@ -50,7 +57,8 @@ def own_seats(recipe: Recipe, cache: Path | None, devices: Sequence[str], place:
     names = list(devices) if place is None or sharing == 1 else [devices[place.local_rank % len(devices)]]
     side_by_side = len(names) * sharing
     threads = 0 if side_by_side == 1 or fixed_from_outside() else max(1, usable_cores() // side_by_side)
-    return [CrewSeat(name, partial(started, told(recipe, cache, name, threads))) for name in names]
+    forks = template.forks if template is not None and template.is_possible() else interpreters
+    return [CrewSeat(name, partial(started, told(recipe, cache, name, threads), forks)) for name in names]
 
 
 def told(recipe: Recipe, cache: Path | None, device: str, threads: int) -> dict[str, Any]:
@@ -64,7 +72,10 @@ def told(recipe: Recipe, cache: Path | None, device: str, threads: int) -> dict[
     }  # fmt: skip
 
 
-def started(given: Mapping[str, Any]) -> AnsweringChild:
+def interpreters(given: Mapping[str, Any]) -> Start:
+    return by_command([sys.executable, "-m", "flatout.cli.study_worker"], json.dumps(given))
+
+
+def started(given: Mapping[str, Any], by: Callable[[Mapping[str, Any]], Start] = interpreters) -> AnsweringChild:
     """`given`: what `told` says."""
-    command = [sys.executable, "-m", "flatout.cli.study_worker"]
-    return AnsweringChild(command, _START_S, json.dumps(given), "the process of these trials")
+    return AnsweringChild(by(given), _START_S, "the process of these trials")

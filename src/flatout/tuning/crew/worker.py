@@ -40,9 +40,12 @@ class TrialWorker:
         self._trainers.close()
 
     def _about(self, given: Asked) -> dict[str, Any]:
+        began_s = time.perf_counter()
         try:
             self._recipe.load_data(self._trainers.cache)
-            return self._trainers.about(self._trainers.candidate(0, []))
+            read_s = time.perf_counter()
+            about = self._trainers.about(self._trainers.candidate(0, []))
+            return {**about, "took": {"data": read_s - began_s, "settings": time.perf_counter() - read_s}}
         except FlatoutError as error:  # of the recipe, not of a trial
             return {"refused": str(error), "exit_code": error.exit_code}
 

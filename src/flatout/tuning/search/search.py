@@ -65,11 +65,11 @@ class TrialSearch:
     def trials(self) -> Mapping[int, TrialState]:
         return self.standing.trials
 
-    def limit(self, most_trials: int | None, spent: float | None) -> None:
-        """From here on other limits hold. `spent`: the share of the budget so far, which is smaller of a larger one."""
+    def limit(self, most_trials: int | None, spent: float | None, once: float = 0.0) -> None:
+        """From here on other limits hold. `spent`, `once`: shares of the budget so far, which are smaller of a larger one."""
         self.most_trials = math.inf if most_trials is None else most_trials
         if spent is not None:
-            self.standing.spent = spent
+            self.standing.spent, self.standing.once = spent, once
         self.done = False
 
     def next(self) -> Rung | None:

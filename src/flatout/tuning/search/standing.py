@@ -15,7 +15,7 @@ class StudyStanding:
     def __init__(self, space: Space, total: int, sign: float) -> None:
         self.space, self.total, self.sign = space, total, sign
         self.trials: dict[int, TrialState] = {}
-        self.spent, self.steps = 0.0, 0
+        self.spent, self.once, self.steps = 0.0, 0.0, 0
 
     def add(self, units: tuple[float, ...]) -> TrialState:
         trial = TrialState(Trial(len(self.trials), self.space.point(units)), units)
@@ -30,7 +30,7 @@ class StudyStanding:
                 trial.failed = True
             else:
                 trial.scores[rung.to] = self.sign * float(score)
-        self.spent = max(self.spent, answer.spent)
+        self.spent, self.once = max(self.spent, answer.spent), answer.once
 
     def good(self) -> list[TrialState]:
         return [one for one in self.trials.values() if not one.failed and one.scores]
@@ -40,9 +40,9 @@ class StudyStanding:
 
     def steps_left(self) -> float:
         """At the price of the steps so far."""
-        if self.spent <= 0:
+        if self.spent <= self.once:
             return math.inf
-        return self.steps / self.spent * (1 - self.spent) + _SMALL * self.steps
+        return self.steps / (self.spent - self.once) * (1 - self.spent) + _SMALL * self.steps
 
     def affords(self, trials: Sequence[TrialState], to: int, share: float = 1.0) -> bool:
         """Within that share of what is left; and what is left then has to take the first trial to its end."""

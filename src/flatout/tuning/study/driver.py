@@ -26,6 +26,7 @@ from flatout.tuning.search.trials import Rung, RungAnswer
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.finals import RECIPE, Size, size_for
 from flatout.tuning.study.interrupts import interrupts_wait
+from flatout.tuning.study.ledger import FINALS, LAYOUTS, RUNGS, SAVING, SEARCH, TRAINING, StudyLedger
 from flatout.tuning.study.packing import packed_if_faster
 from flatout.tuning.study.saving import UnsavedTraining
 from flatout.tuning.study.spending import Spending, Spent
@@ -63,11 +64,13 @@ class Driver:
         crew: TrialCrew,
         log: EventLog,
         spending: Spending,
+        ledger: StudyLedger,
         *,
         total: int,
         state_bytes: float,
     ) -> None:
         """`total`: steps of a whole trial; `state_bytes`: what it takes to go on with one."""
+        self._ledger = ledger
         self._recipe, self._space, self._search, self._crew = recipe, space, search, crew
         self._log, self._spending, self._total = log, spending, total
         self.standings: dict[int, TrialStanding] = {}
@@ -91,19 +94,24 @@ class Driver:
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # a line without a checksum, written by hand
             raise StoreError(f"{_UNFIT} ({type(error).__name__}: {error})") from error
 
-    def limited(self, trials: int | None, share: float | None) -> None:
-        """From here on the search may train so many trials, and has used that share of its budget; None: as before."""
-        self._search.limit(trials, share)
+    def limited(self, trials: int | None, share: float | None, once: float) -> None:
+        """From here on the search may train so many trials, and has used these shares of its budget; None: as before."""
+        self._search.limit(trials, share, once)
 
     @property
     def share(self) -> float:
         """Of the budget, without what is set aside to judge the winner."""
         return self._spending.share() / (1 - self._reserve)
 
+    @property
+    def once(self) -> float:
+        """The part of that share that more rungs would not take again."""
+        return self._spending.share_of_seconds(self._ledger.once_s) / (1 - self._reserve)
+
     def _replay(self, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             if event["kind"] in ("begun", "resumed"):
-                self.limited(event["trials"], event.get("share"))
+                self.limited(event["trials"], event.get("share"), event.get("once", 0.0))
             elif event["kind"] == "layout":
                 if (
                     self.layouts
@@ -137,12 +145,17 @@ class Driver:
 
     def run(self) -> None:
         """Until the search is finished. KeyboardInterrupt leaves a log from which the study goes on."""
-        while (rung := self._search.next()) is not None:
-            self._prepare()
+        while (rung := self._next()) is not None:
+            with self._ledger.timed(SAVING):
+                self._prepare()
             self._note(self._trained(rung))
         is_short = self._spending.share_of_seconds(self._seconds_of_one) <= _SHORT
         if not self._search.best(1) and is_short and (rung := self._best_alive(self._total)) is not None:
             self._note({**self._trained(rung), "beyond": True})
+
+    def _next(self) -> Rung | None:
+        with self._ledger.timed(SEARCH):
+            return self._search.next()
 
     def _best_alive(self, to: int) -> Rung | None:
         """A budget may be spent on measuring before any trial has ended: the best so far is then trained all the same."""
@@ -155,7 +168,7 @@ class Driver:
 
     def _note(self, fields: Mapping[str, Any]) -> None:
         """A rung is in the log and known to the search, or neither."""
-        with interrupts_wait():
+        with interrupts_wait(), self._ledger.timed(RUNGS):
             self._hear(self._log.emit("rung", **fields))
 
     def _hear(self, event: Mapping[str, Any]) -> None:
@@ -177,7 +190,9 @@ class Driver:
                 found |= {number: layout.why for number, _ in ones}
             else:
                 works.append(TrialWork(ones, 0, self._total, layout))
-        trained = self._crew.train(works, which, keep=False)
+        with self._ledger.timed(RUNGS):
+            trained = self._crew.train(works, which, keep=False)
+            self._ledger.add(FINALS, trained.seconds)
         self.training_s += trained.seconds
         scores = found | trained.scores
         return {number: scores[number] for number, _ in trials}
@@ -231,6 +246,19 @@ class Driver:
 
     def _trained(self, rung: Rung) -> Mapping[str, Any]:
         began_s = time.monotonic()
+        with self._ledger.timed(RUNGS):
+            found = self._at_work(rung)
+        spent = self._spending.spent
+        return {
+            **found,
+            "seconds": time.monotonic() - began_s,
+            "spent": {"seconds": spent.seconds, "joules": spent.joules},
+            "parts": self._ledger.parts(spent.seconds),
+            "share": self._spending.share(spent) / (1 - self._reserve),
+            "once": self.once,
+        }
+
+    def _at_work(self, rung: Rung) -> dict[str, Any]:
         standings = [self._standing(one.number, one.point) for one in rung.trials]
         scores: dict[int, float | None] = {one.number: None for one in standings}
         works: list[TrialWork] = []
@@ -256,17 +284,14 @@ class Driver:
             one.step = rung.to
         self._unsaved.add((one.number for one in standings), trained.seconds)
         self.training_s += trained.seconds
-        spent = self._spending.spent
+        self._ledger.add(TRAINING, trained.seconds)
         return {
             "to": rung.to,
             "trials": _written(rung),
             "scores": {str(number): score for number, score in scores.items()},
             "failed": {str(one.number): one.failed for one in standings if one.failed},
             "lost": list(trained.lost),
-            "seconds": time.monotonic() - began_s,
             "training_s": trained.seconds,
-            "spent": {"seconds": spent.seconds, "joules": spent.joules},
-            "share": self._spending.share(spent) / (1 - self._reserve),
         }
 
     def _say_degraded(self) -> None:
@@ -294,16 +319,19 @@ class Driver:
         if (alike := self._unmeasured(len(trials))) is not None:
             return self._laid_out(group, alike, self._crew.devices, len(trials))
         began_s = time.monotonic()
+        with self._ledger.timed(LAYOUTS):
+            layout = self._measured(trials, to)
+        self._measured_s += time.monotonic() - began_s
+        return self._laid_out(group, layout, self._crew.devices, len(trials))
+
+    def _measured(self, trials: Trials, to: int) -> Layout:
         try:
             layout = self._crew.measure_layout(trials, self._measuring_s)
         except (NoAnswer, FlatoutError) as none:  # training them one by one finds out which of them it is
             layout = Layout(SERIAL, why=f"measuring other layouts failed: {none}", measured_with=len(trials))
             if isinstance(none, NoAnswer) and none.kind == HUNG:
                 layout = replace(layout, kind=NONE)
-        if layout.kind == SERIAL:
-            layout = packed_if_faster(self._crew, trials, to, layout)
-        self._measured_s += time.monotonic() - began_s
-        return self._laid_out(group, layout, self._crew.devices, len(trials))
+        return packed_if_faster(self._crew, trials, to, layout) if layout.kind == SERIAL else layout
 
     def _unmeasured(self, count: int) -> Layout | None:
         """For a group whose layout is not worth measuring; None: it is."""
@@ -356,7 +384,7 @@ def _by_group(ones: Sequence[TrialStanding]) -> dict[str, list[TrialStanding]]:
 
 
 def _answer_in(event: Mapping[str, Any]) -> RungAnswer:
-    return RungAnswer({int(number): score for number, score in event["scores"].items()}, event["share"])
+    return RungAnswer({int(number): score for number, score in event["scores"].items()}, event["share"], event.get("once", 0.0))
 
 
 def spent_in(events: Sequence[Mapping[str, Any]]) -> Spent:

@@ -15,6 +15,7 @@ from flatout.tuning.search.search import TrialSearch
 from flatout.tuning.study.driver import Driver, TrialStanding
 from flatout.tuning.study.finals import RECIPE, FinalsVerdict
 from flatout.tuning.study.folder import StudyFolder
+from flatout.tuning.study.ledger import StudyLedger
 from flatout.tuning.study.outlook import expected_gain
 from flatout.tuning.study.spending import Spending
 
@@ -23,7 +24,13 @@ _AT_MOST_ONE = ("accuracy", "auc", "auroc", "average_precision", "f1", "mcc", "p
 
 
 def outcome(
-    about: Mapping[str, Any], search: TrialSearch, driver: Driver, verdict: FinalsVerdict, spending: Spending, stopped: str
+    about: Mapping[str, Any],
+    search: TrialSearch,
+    driver: Driver,
+    verdict: FinalsVerdict,
+    spending: Spending,
+    ledger: StudyLedger,
+    stopped: str,
 ) -> dict[str, Any]:
     spent, higher = spending.spent, bool(about["higher_is_better"])
     winner = driver.standings.get(verdict.winner, TrialStanding(RECIPE, {}, []))
@@ -45,6 +52,7 @@ def outcome(
         "steps_of_a_trial": about["total_steps"],
         "seconds": spent.seconds,
         "training_s": driver.training_s,
+        "parts": ledger.parts(spent.seconds),
         "layouts": [layout.to_dict() for layout in driver.layouts.values()],
         "first_rung": search.history.why,
         "stopped": stopped,

@@ -11,7 +11,7 @@ from flatout.tuning.training.layout import Layout, packed
 _BETTER = 1.1  # several processes must be faster by this factor than fewer
 _WORTH_S = 60.0  # of training one after another, above which it is tried at all
 _WORTH = 4  # times what the last try took: training that is left, before twice as many are tried
-_TIMED_S = 1.0
+_TIMED_S = 0.6
 _ROOM = 0.9  # of the free memory
 
 

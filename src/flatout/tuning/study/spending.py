@@ -38,11 +38,12 @@ class Spending:
         price_per_hour: float | None,
         before: Spent = Spent(),  # noqa: B008  frozen
         clock: Callable[[], float] = time.monotonic,
+        since_s: float | None = None,
     ) -> None:
         """`devices`: those whose energy counts. `before`: what earlier sittings of the study used. Without a budget nothing
-        limits it but the number of trials."""
+        limits it but the number of trials. `since_s`: by the clock, when this sitting began; None: now."""
         self.budget, self._before, self._clock, self._price = budget, before, clock, price_per_hour
-        self._began_s = clock()
+        self._began_s = clock() if since_s is None else since_s
         self._meters = [Meters(device) for device in devices] if budget is not None and budget.unit == "wh" else []
         self._began_j = 0.0
         check_budget(budget, price_per_hour)

@@ -5,10 +5,10 @@ Whichever is fastest: measured on the trials themselves, for a short time, and s
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
 from statistics import median
 from typing import Any
 
@@ -24,7 +24,8 @@ from flatout.tuning.training.unfolded import GROUPED, UNFOLDED, convolution_form
 
 STACKED, PACKED, SERIAL = "stacked", "packed", "serial"
 NONE = "none"  # not even one of them could be measured in time
-_WARM = 6  # steps before the clock starts
+_WARM, _FEW_WARM = 6, 3  # steps before the clock starts; the fewer ones load what has to be loaded
+_HOPELESS = 2.0  # times as long as the best so far: a step that can't become the fastest
 _TIMED_S, _TIMED_ON_DEVICE_S = 0.2, 0.1  # of each measurement; on a device of its own times hardly vary
 _TURNS, _A_TURN = 3, 8  # measurements at least, and the most steps of each, which take at most half of that time
 _A_TURN_ON_DEVICE = 64  # the host's work at the start of each turn is then a small part of it
@@ -74,24 +75,32 @@ def choose_layout(group: Group, candidates: Sequence[TrialCandidate], limit_s: f
         why = proofs[GROUPED].why
         return Layout(SERIAL, threads=threads, why=why, rates=rates, measured_with=len(candidates))
     stacks: list[_Measured] = []
-    ways = list(product(passed, counts))
+    ways = [(form, threads) for form in passed]  # of the first width
     again_s = limit_s  # what another measurement would take
     for width in _widths(len(candidates)):
         of_width: list[_Measured] = []
-        for form, count in ways:
+        left = list(ways)
+        while left:
+            form, count = left.pop(0)
             is_short = not (stacks or of_width) and width * (_WARM + _TURNS) / serial < limit_s  # without it nothing is known
             is_quick = bool(stacks) and again_s < _QUICK * limit_s  # a study pays for a stack that is too small to its end
             if time.perf_counter() - began_s > limit_s and not is_short and not is_quick:
                 break
-            found = _stack_rate(group, candidates[:width], count, form)
+            best_rate = max((one.rate for one in of_width), default=serial)
+            found = _stack_rate(group, candidates[:width], count, form, width / max(best_rate, serial))
             if found is not None:
                 again_s = found.again_s
                 rates[found.name] = found.rate
                 of_width.append(found)
+            if not left and not stacks and count == threads and of_width:  # other numbers of threads with the better form
+                better = max(of_width, key=lambda one: one.rate).form
+                left = [(better, other) for other in counts if other != threads]
         stacks += of_width
         fastest = max((one.rate for one in of_width), default=0.0)
         if fastest < _CLOSE * max((one.rate for one in stacks), default=0.0):
             break  # wider stacks do not fit the cache either
+        if fastest < serial / _HOPELESS and group.device.type == "cpu":
+            break  # this model keeps the cores busy alone
         ways = [(one.form, one.threads) for one in of_width if one.rate >= _PROMISING * fastest]
     return replace(_chosen(stacks, serial, threads, passed, rates), measured_with=len(candidates))
 
@@ -186,11 +195,14 @@ def alone_rate(group: Group, candidate: TrialCandidate, threads: int, timed_s: f
     return 1 / _step_seconds(group, Alone(group, [candidate]).train, threads, timed_s)[0]
 
 
-def _stack_rate(group: Group, candidates: Sequence[TrialCandidate], threads: int, form: str) -> _Measured | None:
+def _stack_rate(
+    group: Group, candidates: Sequence[TrialCandidate], threads: int, form: str, wanted_s: float
+) -> _Measured | None:
+    """`wanted_s`: of a step that is as fast as the best so far."""
     began_s = time.perf_counter()
     try:
         stack = TrialStack(group, candidates, form)
-        step_s, kernels_s = _step_seconds(group, stack.train, threads)
+        step_s, kernels_s = _step_seconds(group, stack.train, threads, wanted_s=wanted_s)
         again_s = time.perf_counter() - began_s - kernels_s
         return _Measured(len(candidates) / step_s, again_s, len(candidates), threads, form, stack.degraded)
     except (RuntimeError, MemoryError) as error:
@@ -200,10 +212,11 @@ def _stack_rate(group: Group, candidates: Sequence[TrialCandidate], threads: int
 
 
 def _step_seconds(
-    group: Group, train: Callable[[int], None], threads: int, timed_s: float | None = None
+    group: Group, train: Callable[[int], None], threads: int, timed_s: float | None = None, wanted_s: float = math.inf
 ) -> tuple[float, float]:
     """Of one step: the median of several turns, without the first steps, which load kernels and capture graphs. On a device
-    also what these took: a machine that is new to them needs seconds, once."""
+    also what these took: a machine that is new to them needs seconds, once. On a CPU a step that takes much longer than
+    `wanted_s` is not measured again."""
     on_device, done, kernels_s = group.device.type != "cpu", 0, 0.0
     if timed_s is None:
         timed_s = _TIMED_ON_DEVICE_S if on_device else _TIMED_S
@@ -218,6 +231,12 @@ def _step_seconds(
 
     with group.with_threads(threads):
         warm = min(_WARM, group.total_steps)
+        if not on_device and group.total_steps > _FEW_WARM:
+            seconds(_FEW_WARM - 1)
+            last_s = seconds(1)
+            if last_s > _HOPELESS * wanted_s:
+                return last_s, 0.0
+            warm = max(1, min(warm - _FEW_WARM, group.total_steps - done, int(timed_s / max(last_s, 1e-9))))
         took_s = seconds(warm)
         if on_device and done + warm <= group.total_steps:
             kernels_s, took_s = took_s, seconds(warm)

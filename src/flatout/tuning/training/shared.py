@@ -22,7 +22,7 @@ from flatout.engine.job import Job
 from flatout.engine.progress import budget_of
 from flatout.engine.settings import Settings
 from flatout.machine.meters import Meters
-from flatout.plan.make import default_plan
+from flatout.plan.make import settings_for_trials
 from flatout.recipe.build import build_job, check_job
 from flatout.recipe.schema import Recipe
 
@@ -171,7 +171,7 @@ class ScoringRows:
 
 def trial_settings(recipe: Recipe, job: Job, cache: Path | None, threads: int) -> Settings:
     """As a run's, without what takes longer to prepare than a trial may last, or is measured for trials anyway."""
-    chosen = default_plan(recipe, job, cache, {**recipe.pins, "threads": max(1, threads)}).settings.to_dict()
+    chosen = settings_for_trials(recipe, job, cache, {**recipe.pins, "threads": max(1, threads)}).to_dict()
     plain = Settings()
     kept_plain = ("graph", "compile", "mesh", "pipeline", "micro_batch")
     chosen |= {name: getattr(plain, name) for name in kept_plain} | {"threads": threads}

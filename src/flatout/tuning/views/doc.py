@@ -11,6 +11,7 @@ from flatout.base.units import show_metric, show_seconds
 from flatout.store.lock import FileLock
 from flatout.tuning.space.space import Space
 from flatout.tuning.study.folder import StudyFolder
+from flatout.tuning.study.ledger import FINALS, TRAINING, ledger_lines
 from flatout.tuning.views.history import StudyHistory, TrialLine, read_history
 from flatout.tuning.views.importance import Importance, importance_of
 from flatout.tuning.views.layouts import layout_lines
@@ -86,18 +87,28 @@ def _failed(history: StudyHistory) -> list[str]:
 def _how(history: StudyHistory, result: Mapping[str, Any] | None) -> list[str]:
     lines = layout_lines(history.layouts)
     if result is None:
-        return lines
+        return [*lines, *_times(history.parts, history.seconds)]
     if result["first_rung"]:
         lines += [line for part in result["first_rung"].split("; ") for line in wrapped(f"  {part}")]
     if result["lost_processes"]:
         lines += wrapped(f"  {len(result['lost_processes'])} processes were lost: {result['lost_processes'][0]}")
     for why in result.get("degraded", ()):
         lines += wrapped(f"  slower than it could be: {why}")
-    share = result["training_s"] / max(result["seconds"], 1e-9)
-    lines.append(
-        f"  {show_seconds(result['training_s'])} of {show_seconds(result['seconds'])} was training ({min(share, 1):.0%})"
-    )
-    return lines
+    if parts := result.get("parts"):
+        return [*lines, *_times(parts, result["seconds"])]
+    return [*lines, _of_which(result["training_s"], result["seconds"])]
+
+
+def _times(parts: Mapping[str, float], whole_s: float) -> list[str]:
+    if not parts:
+        return []
+    training_s = parts[TRAINING] + parts[FINALS]
+    return [f"{_of_which(training_s, whole_s)}; the rest:", *(f"    {line}" for line in ledger_lines(parts, whole_s))]
+
+
+def _of_which(training_s: float, whole_s: float) -> str:
+    share = min(1.0, training_s / max(whole_s, 1e-9))
+    return f"  {show_seconds(training_s)} of {show_seconds(whole_s)} was training ({share:.{0 if share < 0.9 else 1}%})"
 
 
 def _section(title: str, lines: list[str]) -> list[Node]:
@@ -114,7 +125,7 @@ def _fields(
     return {
         "name": folder.name, "folder": str(folder.path), "status": study_status(folder), "asked": asked,
         "trials": [_trial(history, trial) for trial in history.best_first],
-        "layouts": history.layouts, "rungs": history.rungs,
+        "layouts": history.layouts, "rungs": history.rungs, "parts": history.parts,
         "finals": [{"which": one.which, "scores": one.scores} for one in history.finals],
         "importance": asdict(importance),
         "damaged": history.damaged, "result": result,

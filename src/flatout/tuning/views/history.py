@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.tuning.study.folder import StudyFolder
+from flatout.tuning.study.ledger import parts_in
 
 WHOLE, DROPPED, FAILED = "whole", "dropped", "failed"
 
@@ -45,6 +46,7 @@ class StudyHistory:
     finals: Sequence[FinalScores]
     seconds: float
     damaged: Sequence[str]  # lines of the log that can't be read
+    parts: Mapping[str, float] = field(default_factory=dict)  # seconds of the study so far by what they were used for
 
     @property
     def failed(self) -> Mapping[str, int]:
@@ -103,9 +105,9 @@ def read_history(folder: StudyFolder) -> StudyHistory:
     result = folder.result
     seconds = result["seconds"] if result is not None else rungs[-1]["spent"]["seconds"] if rungs else 0.0
     ordered = [trials[number] for number in sorted(trials)]
-    return StudyHistory(
-        about["metric"], about["higher_is_better"], about["total_steps"], ordered, layouts, rungs, finals, seconds, damaged
-    )
+    parts = result.get("parts", {}) if result is not None else parts_in(rungs)
+    metric, higher_is_better, steps = about["metric"], about["higher_is_better"], about["total_steps"]
+    return StudyHistory(metric, higher_is_better, steps, ordered, layouts, rungs, finals, seconds, damaged, parts)
 
 
 def _add_rung(trials: dict[int, TrialLine], event: Mapping[str, Any]) -> None:
