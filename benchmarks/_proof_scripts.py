@@ -43,10 +43,10 @@ class ResNet(nn.Module):  # 18 layers, narrow
 
 model = ResNet()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-patterns = torch.randn(10, 3, 32, 32)
+patterns = torch.randn(10, 3, 16, 16)
 for step in range(400):
     y = torch.randint(0, 10, (16,))
-    x = patterns[y] + 2 * torch.randn(16, 3, 32, 32)
+    x = patterns[y] + 2 * torch.randn(16, 3, 16, 16)
     loss = F.cross_entropy(model(x), y)
     optimizer.zero_grad()
     loss.backward()

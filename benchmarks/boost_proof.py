@@ -27,6 +27,7 @@ from flatout.boost.forks import Forks
 from flatout.boost.proving import Proof
 from flatout.boost.trying import Trials
 from flatout.doctor.script import Script
+from flatout.machine.host import affinity_cores
 
 REAL = {"autocast": "bf16", "channels_last": "on", "fused_optimizer": "on"}
 OF_GPU = {"tf32": "on", "cudnn_benchmark": "on", "cuda_graphs": "on"}
@@ -85,11 +86,11 @@ def told_of(found: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = options(__doc__, repeats=10)
+    parser = options(__doc__, repeats=5)
     parser.add_argument("--kinds", nargs="*", default=list(SCRIPTS), choices=SCRIPTS)
     parser.add_argument("--noises", nargs="*", default=list(NOISES), choices=NOISES)
     parser.add_argument("--only", nargs="*", default=["harmless", "bug"], choices=["harmless", "bug"])
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=affinity_cores(), help="scripts at once (default: as many as cores)")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = Report("boost_proof", __doc__ or "", device, {"noises": {name: NOISES[name] for name in asked.noises}})

@@ -330,8 +330,10 @@ def test_a_script_that_trains_nothing_is_run_as_it_is(tmp_path: Path) -> None:
     ended = boosted(tmp_path, "hello.py", "you")
     assert ended.returncode == 3 and ended.stdout == "hello you\n"
     assert "no training was seen" in ended.stderr
-    ended = boosted(tmp_path, "--try-only", "hello.py", "you")
+    (tmp_path / "launch.py").write_text("import subprocess, sys\nsubprocess.run([sys.executable, 'hello.py', 'you'])\n")
+    ended = boosted(tmp_path, "--try-only", "launch.py")
     assert ended.returncode == 1 and ended.stdout == ""
+    assert re.search(r"started another Python program \(.*hello.py you\): .*`-m flatout boost`", ended.stderr)
 
 
 def test_what_a_scheduler_sends_reaches_the_script(tmp_path: Path) -> None:

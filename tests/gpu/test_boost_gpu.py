@@ -832,3 +832,70 @@ def test_a_copy_is_of_what_was_there_when_it_was_asked_for() -> None:
         host.zero_()
         assert early and bool((there == 1).all())
         assert torch.equal(host.to("cuda", torch.float64, False), torch.zeros(1 << 20, device="cuda", dtype=torch.float64))
+
+
+class HandWritten(nn.Module):
+    """Attention and a head as many scripts write them."""
+
+    def __init__(self, words: int = 8192, width: int = 256, heads: int = 4, places: int = 256) -> None:
+        super().__init__()
+        self.heads, self.words = heads, nn.Embedding(words, width)
+        self.query_key_value, self.head = nn.Linear(width, 3 * width), nn.Linear(width, words)
+        self.drop = nn.Dropout(0.0)
+        self.register_buffer("seen", torch.tril(torch.ones(places, places)).view(1, 1, places, places))
+
+    def forward(self, text: Tensor) -> Tensor:
+        x = self.words(text)
+        rows, places, width = x.shape
+        parts = self.query_key_value(x).split(width, 2)
+        q, k, v = (one.view(rows, places, self.heads, -1).transpose(1, 2) for one in parts)
+        weights = (q @ k.transpose(-2, -1)) * k.size(-1) ** -0.5
+        weights = weights.masked_fill(self.seen[:, :, :places, :places] == 0, float("-inf"))
+        y = self.drop(F.softmax(weights, dim=-1)) @ v
+        return self.head(x + y.transpose(1, 2).reshape(rows, places, width))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("beside", [(), ("cuda_graphs",)], ids=str)
+def test_attention_and_a_loss_by_hand_are_learned_from_as_written(dtype: torch.dtype, beside: tuple[str, ...]) -> None:
+    draw = torch.Generator("cuda").manual_seed(0)
+    text = torch.randint(0, 8192, (8, 257), device="cuda", generator=draw)
+
+    def trained() -> tuple[list[Tensor], int]:
+        torch.manual_seed(0)
+        model = HandWritten().cuda()
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(5):
+            with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+                logits = model(text[:, :-1])
+                loss = F.cross_entropy(logits.view(-1, logits.size(-1)), text[:, 1:].reshape(-1), ignore_index=5)
+            loss.backward()
+            losses.append(loss.detach())
+            optimizer.step()
+            optimizer.zero_grad()
+        assert losses[0].dtype == torch.float32
+        return [*losses, *(weight.detach() for weight in model.parameters())], torch.cuda.max_memory_allocated()
+
+    plain, most = trained()
+    with remedied("fused_attention", "fused_loss", *beside):
+        found, fewer = trained()
+    tolerance = {"atol": 2e-5, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 4e-3, "rtol": 2e-2}
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
+    assert beside or fewer < most
+
+
+def test_attention_by_hand_is_one_kernel() -> None:
+    def kernels() -> set[str]:
+        torch.manual_seed(0)
+        model, text = HandWritten().cuda(), torch.randint(0, 8192, (8, 256), device="cuda")
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+            model(text).float().square().mean().backward()
+        return {event.key for event in seen.key_averages()}
+
+    assert "aten::_softmax_backward_data" in kernels()
+    with remedied("fused_attention"):
+        found = kernels()
+    assert "aten::_softmax_backward_data" not in found
+    assert any("scaled_dot_product" in name and "backward" in name for name in found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from flatout.doctor.watching import ScriptWatch
 from flatout.machine.device import device_name
 
 _LIMIT_S = 900.0
+_STARTED = "started.txt"
+_STARTS = {"subprocess.Popen": 1, "os.posix_spawn": 1, "os.exec": 1}  # which of the event's arguments is the command
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ def looked_at(forks: Forks, script: Script, cache: Path, folder: Path, protectio
     forks.run("look", question, folder / "look.txt", _LIMIT_S)
     protecting.remove(folder / "looking")
     if not answer.exists():
+        if (elsewhere := folder / _STARTED).exists():
+            raise NothingSeen(
+                f"no training was seen, but the script started another Python program ({elsewhere.read_text()}): if that "
+                "trains, let it start `-m flatout boost` with the script instead"
+            )
         last = last_line(printed_to(folder / "look.txt"))
         raise NothingSeen("no training was seen: too few steps, or none" + (f" (its last line: {last})" if last else ""))
     told = json.loads(answer.read_text())
@@ -60,6 +68,22 @@ def looked_at(forks: Forks, script: Script, cache: Path, folder: Path, protectio
 def _edit(written: Mapping[str, Any]) -> Edit:
     arguments = tuple((name, value) for name, value in written["arguments"])
     return Edit(**{**written, "arguments": arguments, "not_around": tuple(written["not_around"])})
+
+
+def _noting_programs(into: Path) -> Callable[[str, tuple[Any, ...]], None]:
+    """Training that the script starts in a program of its own can't be seen from here."""
+
+    def heard(event: str, given: tuple[Any, ...]) -> None:
+        if event not in _STARTS or os.getpid() != ours:
+            return
+        command = given[_STARTS[event]]
+        words = [command] if isinstance(command, str | bytes | os.PathLike) else list(command)
+        told = [os.fsdecode(word) for word in words]
+        if any("python" in os.path.basename(word) for word in " ".join(told[:1]).split()):
+            into.write_text(last_line(" ".join(told)))
+
+    ours = os.getpid()
+    return heard
 
 
 def look(question: Path) -> None:
@@ -85,6 +109,7 @@ def look(question: Path) -> None:
     scratch, cache = Path(asked["scratch"]), Path(asked["cache"])
     protecting.enter(asked["protection"], scratch, [question.parent, cache], patches)
     end_with_parent()
+    sys.addaudithook(_noting_programs(question.parent / _STARTED))
     watched = ScriptWatch(cache=cache, when_done=done, scratch=question.parent)
     watched.start()
     run_script(Script(asked["name"], tuple(asked["arguments"]), asked["as_module"]))

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(0)
-model = nn.DataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), *[nn.Linear(32, 32) for _ in range(14)], nn.Linear(32, 4)))
+model = nn.DataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 x, y = torch.randn(512, 16), torch.randint(0, 4, (512,))

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 torch.manual_seed(0)
-actor = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), *[nn.Linear(32, 32) for _ in range(10)], nn.Linear(32, 2))
-critic = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), *[nn.Linear(32, 32) for _ in range(10)], nn.Linear(32, 1))
+actor = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
+critic = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
 of_actor, of_critic = torch.optim.Adam(actor.parameters(), lr=1e-3), torch.optim.Adam(critic.parameters(), lr=1e-3)
 environment = np.random.default_rng()
 state = torch.zeros(16, 4)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), *[nn.Linear(32, 32) for _ in range(16)], nn.Linear(32, 1))
+model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for step in range(3000):
     x = torch.randn(8 + step % 5, 16)

@@ -5,12 +5,8 @@ import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(0)
-maker = nn.Sequential(
-    nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), *[nn.Linear(32, 32) for _ in range(12)], nn.Linear(32, 16)
-)
-judge = nn.Sequential(
-    nn.Linear(16, 32), nn.LeakyReLU(0.2), nn.Dropout(0.1), *[nn.Linear(32, 32) for _ in range(12)], nn.Linear(32, 1)
-)
+maker = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 16))
+judge = nn.Sequential(nn.Linear(16, 32), nn.LeakyReLU(0.2), nn.Dropout(0.1), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
 of_judge = torch.optim.Adam(judge.parameters(), lr=2e-4, betas=(0.5, 0.999))
 of_maker = torch.optim.Adam(maker.parameters(), lr=2e-4, betas=(0.5, 0.999))
 centers = torch.randn(4, 16)

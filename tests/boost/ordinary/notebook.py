@@ -26,7 +26,7 @@ class Stream(IterableDataset):
             yield x, int(x.sum() > 0)
 
 
-model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), *[nn.Linear(32, 32) for _ in range(16)], nn.Linear(32, 2))
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
 

@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(0)
-student = nn.Sequential(
-    nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), *[nn.Linear(32, 32) for _ in range(14)], nn.Linear(32, 8)
-)
+student = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8))
 teacher = copy.deepcopy(student).requires_grad_(False)
 optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=3000)

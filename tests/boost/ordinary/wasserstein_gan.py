@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 torch.manual_seed(0)
-maker = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), *[nn.Linear(32, 32) for _ in range(8)], nn.Linear(32, 16))
-critic = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), *[nn.Linear(32, 32) for _ in range(8)], nn.Linear(32, 1))
+maker = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 16))
+critic = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
 of_critic, of_maker = torch.optim.Adam(critic.parameters(), lr=1e-4), torch.optim.Adam(maker.parameters(), lr=1e-4)
 for _ in range(1500):
     for _ in range(5):

@@ -11,6 +11,8 @@ from flatout.boost.remedies.cuda_graphs import CudaGraphs
 from flatout.boost.remedies.cudnn_benchmark import CudnnBenchmark
 from flatout.boost.remedies.early_reads import EarlyReads
 from flatout.boost.remedies.fused import Fused
+from flatout.boost.remedies.fused_attention import FusedAttention
+from flatout.boost.remedies.fused_loss import FusedLoss
 from flatout.boost.remedies.keep_memory import KeepMemory
 from flatout.boost.remedies.no_grad import NoGrad
 from flatout.boost.remedies.own_convolutions import OwnConvolutions
@@ -26,7 +28,7 @@ REMEDIES: dict[str, Remedy] = {
     for remedy in (
         Resident(), WorkersRemedy(), AsyncCopies(), Autocast(), Tf32(), ChannelsLast(), CudnnBenchmark(), Fused(), Threads(),
         Aligned(), EarlyReads(), CudaGraphs(), CompileRemedy(), NoGrad(), KeepMemory(), QuickDropout(),
-        OwnConvolutions(),
+        OwnConvolutions(), FusedAttention(), FusedLoss(),
     )
 }  # fmt: skip
 # a kept remedy makes these pointless

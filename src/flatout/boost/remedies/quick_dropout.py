@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import has_torch_function_unary
 
 from flatout.boost.hooks import Hooks
 from flatout.boost.remedies.remedy import Offer, Remedy
@@ -40,13 +41,17 @@ class QuickDropout(Remedy):
 def _quickly(original: Any) -> Any:
     def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         dull = not training or not 0 < round(p * _SIDES) < _SIDES or torch.compiler.is_compiling()
-        if dull or input.device.type != "cpu" or not input.is_floating_point() or input.numel() < _LEAST:
+        if dull or has_torch_function_unary(input) or input.device.type != "cpu" or not _is_large(input):
             dropped: Tensor = original(input, p, training, inplace)
             return dropped
         kept = _scaled_mask(input, p)
         return input.mul_(kept) if inplace else input * kept
 
     return dropout
+
+
+def _is_large(input: Tensor) -> bool:
+    return input.is_floating_point() and input.numel() >= _LEAST
 
 
 def _scaled_mask(like: Tensor, p: float) -> Tensor:
