@@ -62,3 +62,14 @@ def test_a_turn_has_as_many_steps_as_can_be_timed_at_least(trials: Trials, tmp_p
 
 def test_where_one_ended_in_its_first_turn_the_other_goes_to_its_end(trials: Trials, tmp_path: Path) -> None:
     assert until(trials, asked(tmp_path, "mine", [(0.001, 30)]), asked(tmp_path, "beside", [])) is None
+
+
+@pytest.mark.parametrize(("within_s", "took_s", "ends"), [(60.0, 9.0, False), (60.0, 11.0, True), (600.0, 29.0, False)])
+def test_turns_that_tell_nothing_take_a_part_of_the_time_for_all_trials(
+    within_s: float, took_s: float, ends: bool, tmp_path: Path
+) -> None:
+    forks: Any = None
+    trials = Trials(forks, Script("train.py"), tmp_path, 40, "overlay", within_s=within_s)
+    noisy = [(1.0 + 0.9 * (turn % 2), 20 + turn) for turn in range(17)]
+    both = [asked(tmp_path, name, noisy[at:][:16]) for at, name in enumerate(("mine", "beside"))]
+    assert trials._is_clear(both, 0.1, took_s) is ends

@@ -35,6 +35,7 @@ _PRECISE = 0.1  # widest relative confidence interval to report, if time allows
 _TURNS_S, _LONGEST_S = 30.0, 90.0  # time limit of all turns; the same if there seems to be a speed-up
 _ON_DEVICE_S = 8.0  # the same on a device: differences between processes exceed what more turns would resolve
 _FEW_TURNS = 4  # times as long for the first turns
+_SHARE = 1 / 6  # most of the time for all trials (--within) that the turns of one take
 _FILLING, _LEAST_IN_A_TURN = 2, 6  # steps of a turn on a device: untimed, until the host is ahead; least timed
 _SHORT_S, _HALF = 0.03, 0.4  # longest step, and largest share of memory, for two trials to alternate on a device
 _NO_ROOM = ("OutOfMemoryError", "was killed by SIGKILL")  # may be caused by running two trials
@@ -54,7 +55,7 @@ class Trials:
         within_s: float = math.inf,
     ) -> None:
         """After `within_s`, a trial no longer gets extra time for a likely speed-up."""
-        self._over_at_s = time.monotonic() + within_s
+        self._over_at_s, self._one_s = time.monotonic() + within_s, _SHARE * within_s
         self._protection = protection
         self._forks, self._script, self._folder, self._evaluates = forks, script, folder, tuple(evaluates)
         self.steps, self._seed = steps, seed
@@ -287,6 +288,7 @@ class Trials:
             most_s = longest_s
         if turns < _LOOKS[0]:  # late compilation or the end of a short epoch takes most of the time
             longest_s = most_s = _FEW_TURNS * longest_s
+        longest_s, most_s = min(longest_s, self._one_s), min(most_s, self._one_s)
         is_due = turns in _LOOKS or turns == unproven + 1 > _LOOKS[0]
         if not is_due and took_s < longest_s:
             return False
