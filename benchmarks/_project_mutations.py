@@ -435,3 +435,97 @@ _edit("another default of a global", "shop/state.py", "_count = 5", "_count = 6"
 _edit("reset that is not called", "shop/state.py", "_count = IDLE_STEP", "_count = IDLE_STEP + 1")
 _edit("precision used only here", "shop/rounding.py", "round(value + OFFSET, PRECISION)", "round(value + OFFSET, 1)")
 _edit("truncation that nothing uses", "shop/rounding.py", "return int(value * _SCALES", "return int(2 * value * _SCALES")
+
+
+# written when other ways to write code were made one, and run once. The first twenty are what ruff rewrites by itself: every
+# third of its rules (of the families C4 FLY FURB PIE PL RET RUF SIM UP) that fits this project, applied one way or the other
+LATER = len(MUTATIONS)
+
+_edit("C400 generator in list()", "shop/features.py", "[square(v) for v in values]", "list(square(v) for v in values)")
+_edit(
+    "C406 dict() of pairs",
+    "shop/losses.py",
+    '{"squared": squared, "absolute": absolute}',
+    'dict([("squared", squared), ("absolute", absolute)])',
+)
+_edit("PIE790 placeholder", "shop/shapes.py", "        ...\n", '        """In square metres."""\n        ...\n')
+_edit("RET503 implicit return", "shop/state.py", "    _count += STEP\n", "    _count += STEP\n    return None\n")
+_edit("SIM208 double negation", "shop/cleaning.py", "if value < LIMIT:", "if not (not value < LIMIT):")
+_edit("SIM222 or False", "shop/late/__init__.py", "if name not in _WHERE:", "if name not in _WHERE or False:")
+_edit(
+    "PLR1736 list index lookup",
+    "shop/stats.py",
+    "for value in values:\n        total += value",
+    "for place, value in enumerate(values):\n        total += values[place]",
+)
+_edit("PLW1514 encoding", "shop/textio.py", 'open("data/weights.json")', 'open("data/weights.json", encoding="utf-8")')
+_edit("UP033 cache", "shop/wrapped.py", "@functools.lru_cache(maxsize=None)", "@functools.cache")
+_edit("UP025 unicode prefix", "shop/conditional.py", '"speed"', 'u"speed"')
+_edit("UP039 class parentheses", "shop/model.py", "class Ensemble:", "class Ensemble():")
+_edit("RUF050 if without effect", "shop/half_used.py", "    limit = 100\n", "    limit = 100\n    if limit:\n        pass\n")
+_edit("RUF101 noqa", "shop/wrapped.py", "COUNT = []", "COUNT = []  # noqa: E501")
+_edit("C413 list of sorted", "shop/stats.py", "ordered = sorted(values)", "ordered = list(sorted(values))")
+_edit("SIM118 in keys", "shop/late/__init__.py", "not in _WHERE:", "not in _WHERE.keys():")
+_edit(
+    "FLY002 static join",
+    "tools/prepare.py",
+    'f"{PREFIX} {helper_lib.count()}"',
+    '" ".join([PREFIX, str(helper_lib.count())])',
+)
+_edit("UP018 native literal", "shop/rounding.py", "OFFSET = 0.0", "OFFSET = float(0.0)")
+_edit("UP034 parentheses", "main.py", "print(report.render(out))", "print((report.render(out)))")
+_edit(
+    "FURB154 repeated nonlocal",
+    "shop/optim.py",
+    "        nonlocal position, taken\n",
+    "        nonlocal position\n        nonlocal taken\n",
+)
+_edit(
+    "RUF070 assign before yield",
+    "shop/context.py",
+    "        yield COUNTS[name]\n",
+    "        now = COUNTS[name]\n        yield now\n",
+)
+
+_edit(
+    "field that is none any more",
+    "shop/config.py",
+    "    depth: int = 2",
+    "    depth: __import__('typing').ClassVar[int] = 2",
+)
+_edit("field without a type", "shop/config.py", "    depth: int = 2", "    depth = 2")
+_edit("annotation that fails", "shop/stats.py", "def mean(values):", "def mean(values: Column):")
+_edit(
+    "annotation of a type that is hidden", "shop/stats.py", "def mean(values):", "list = None\n\n\ndef mean(values: list[int]):"
+)
+_edit("renamed at its definition alone", "shop/half_used.py", "def _inner(x):", "def _inside(x):")
+_edit("another helper called", "shop/half_used.py", "return _inner(x) * TWO", "return unused_c(x) * TWO")
+_edit("another constant taken", "shop/half_used.py", "result = x + ONE", "result = x + TWO")
+_edit("return inside of a loop", "shop/mathx.py", "        result += one\n    return", "        result += one\n        return")
+_edit("nonlocal forgotten", "shop/optim.py", "        nonlocal position, taken\n", "        nonlocal position\n")
+_edit("another exception caught", "shop/conditional.py", "except ImportError:", "except KeyError:")
+_edit("names in another order", "shop/textio.py", '["first", "second"]', '["second", "first"]')
+_edit("set instead of added to", "shop/state.py", "_count += STEP", "_count = +STEP")
+_edit("representation instead of text", "shop/patterns.py", '"text " + text', 'f"text {text!r}"')
+_edit("power of a literal", "shop/model.py", "return self.scale * 2", "return self.scale * 2 ** 2")
+_edit("another end of a table", "shop/operators.py", "TABLE[-1]", "TABLE[+1]")
+_edit(
+    "variable of a comprehension unused",
+    "shop/features.py",
+    "[square(v) for v in values]",
+    "[square(values[0]) for v in values]",
+)
+_edit(
+    "local instead of an attribute",
+    "shop/model.py",
+    "        return x * self.slope * self.doubled",
+    "        slope = 1.0\n        return x * slope * self.doubled",
+)
+_edit("parameters change places", "shop/optim.py", "def make_stepper(rate, start=10.0):", "def make_stepper(start, rate=10.0):")
+_edit("something else is yielded", "shop/context.py", "yield COUNTS[name]", "yield START + COUNTS[name]")
+_edit(
+    "decorator that does nothing any more",
+    "shop/decorators.py",
+    "        return function(values[:bound])\n    return wrapper",
+    "        return function(values[:bound])\n    return function",
+)

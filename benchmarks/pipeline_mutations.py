@@ -12,15 +12,21 @@ from pathlib import Path
 
 import torch
 from _mutated_project import FILES
-from _project_mutations import MUTATIONS, SEEN, Mutation
+from _project_mutations import LATER, MUTATIONS, SEEN, Mutation
 from evidence import Bar, Report, options
 
 from flatout.pipelines.identity.changes import what_changed
 from flatout.pipelines.identity.code import CodeIdentity, ProjectCode
 
 LIMIT_S = 60
-# of the first two, every second edit was looked at while the code that judges was worked on; the last were written afterwards
-GROUPS = {"worked on": MUTATIONS[:SEEN:2], "other half": MUTATIONS[1:SEEN:2], "written last": MUTATIONS[SEEN:]}
+# of the first two, every second edit was looked at while the code that judges was worked on; the third were written afterwards
+# and then looked at as well; the last were written when all was done
+GROUPS = {
+    "worked on": MUTATIONS[:SEEN:2],
+    "other half": MUTATIONS[1:SEEN:2],
+    "written later": MUTATIONS[SEEN:LATER],
+    "written last": MUTATIONS[LATER:],
+}
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,16 @@ from flatout.pipelines.identity.recalled import AskedVariables, CodeFindings, fi
 
 @dataclass(frozen=True)
 class CodePart:
-    """A function, a class, a method, a statement, a file or an environment variable."""
+    """A function, a class, a method, a statement, a file or an environment variable.
+
+    `name` and `digest` say to people what changed. `own_name` and `own_digest` are those that count: in them something else
+    stands for names that only one module knows.
+    """
 
     name: str
     digest: str
+    own_name: str = ""
+    own_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,4 +98,9 @@ class ProjectCode:
 
 def _identity(parts: set[CodePart], fallbacks: tuple[str, ...], libraries: tuple[str, ...]) -> CodeIdentity:
     ordered = tuple(sorted(parts, key=lambda part: (part.name, part.digest)))
-    return CodeIdentity(digest_of([[part.name, part.digest] for part in ordered]), ordered, fallbacks, libraries)
+    return CodeIdentity(
+        digest_of(sorted([part.own_name or part.name, part.own_digest or part.digest] for part in parts)),
+        ordered,
+        fallbacks,
+        libraries,
+    )

@@ -42,14 +42,10 @@ class CodeModule:
                 self.by_name.setdefault(name, []).append(item)
             if item.alias is not None and item.alias.name == "*":
                 self.stars.append(item)
-        self._add_globals()
-
-    def _add_globals(self) -> None:
-        """`global X` in a function: the functions that set X are not statements that do, but X is a name of the module."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Global):
-                for name in node.names:
-                    self.by_name.setdefault(name, [])
+        # `global X` in a function: the functions that set X are not statements that do, but X is a name of the module
+        self.set_by_functions = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+        for name in self.set_by_functions:
+            self.by_name.setdefault(name, [])
 
     @property
     def package(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Mapping
 
 from flatout.pipelines.identity.modules import CodeModule, Item
 from flatout.pipelines.identity.normal import normal_digest
@@ -11,12 +12,12 @@ from flatout.pipelines.identity.reach import Reach, ReachedModule
 from flatout.pipelines.identity.uses import uses_of
 
 
-def order_of(reach: Reach, reached: ReachedModule) -> list[list[str]]:
-    """Statements that count, in order; within a list their order does not matter."""
+def order_of(reach: Reach, reached: ReachedModule, names: Mapping[str, str]) -> list[list[str]]:
+    """Statements that count, in order; within a list their order does not matter. `names`: what stands for some."""
     found: list[list[str]] = [[]]
     for index in sorted(reached.items):
         item = reached.module.items[index]
-        label = "/".join(sorted(item.names)) or normal_digest([item.node])
+        label = "/".join(names.get(one, one) for one in sorted(item.names)) or normal_digest([item.node], names=names).digest
         if _is_free(reach, reached, item):
             found[-1].append(label)
         else:
@@ -34,7 +35,8 @@ def _is_free(reach: Reach, reached: ReachedModule, item: Item) -> bool:
         return False
     if isinstance(item.node, ast.Import | ast.ImportFrom):
         return _leaves_no_trace(reach, module, item)
-    return not uses_of([item.node], bodies=False, annotations=not module.lazy_annotations).chains
+    used = uses_of([item.node], bodies=False, annotations=not module.lazy_annotations)
+    return all(isinstance(getattr(node, "ctx", None), ast.Store) for _, node in used.chains)
 
 
 def _leaves_no_trace(reach: Reach, module: CodeModule, item: Item) -> bool:

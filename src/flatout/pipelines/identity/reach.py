@@ -64,6 +64,9 @@ class Reach:
         self._dotted: dict[tuple[CodeModule, ast.AST], str | None] = {}
         self.taken_by_name: set[Item] = set()  # through an attribute of something, not by the name itself
         self.handed_on: set[tuple[CodeModule, Item]] = set()  # functions that are named without being called
+        self.named_elsewhere: set[tuple[CodeModule, str]] = set()  # names of a module that not only its own code names
+        self.not_just_called: set[tuple[CodeModule, str]] = set()
+        self.called_by_keyword: set[tuple[CodeModule, str]] = set()
         self._known_ends: dict[tuple[CodeModule, str, tuple[str, ...]], list[tuple[CodeModule, Item]]] = {}
         self._naming: set[tuple[CodeModule, str]] = set()
         self._asking: set[tuple[CodeModule, str]] = set()
@@ -136,6 +139,9 @@ class Reach:
         for module in list(self._escaped):
             if module.stars or name in module.by_name:
                 self.use(module, NameChain(name, ()), only_bound=True)
+
+    def is_mentioned(self, name: str) -> bool:
+        return name in self._mentioned or any(pattern.fullmatch(name) for pattern in self._patterns)
 
     def mention_pattern(self, pattern: str) -> None:
         """Any attribute whose name matches."""
@@ -274,6 +280,10 @@ class Reach:
             if name in inner.by_name or (inner.is_package and self.files.find(f"{inner.name}.{name}") is not None):
                 yield inner
 
+    def star_sources(self) -> set[CodeModule]:
+        """Modules of which others import everything."""
+        return {inner for module in self.modules for inner in self._all_stars(module, set())}
+
     def _all_stars(self, module: CodeModule, seen: set[CodeModule]) -> Iterable[CodeModule]:
         for star in module.stars:
             inner = self._module(module.absolute(star.node)) if isinstance(star.node, ast.ImportFrom) else None
@@ -288,11 +298,13 @@ class Reach:
 
     # --- what counts
 
-    def use(self, module: CodeModule, chain: NameChain, only_bound: bool = False) -> None:
-        """Code of `module` names this."""
+    def use(self, module: CodeModule, chain: NameChain, only_bound: bool = False, by_itself: bool = False) -> None:
+        """This counts. `by_itself`: code of `module` names it."""
         if chain.imported is not None:
             self._use_import(module, chain.imported, chain.attributes)
             return
+        if not by_itself:
+            self.named_elsewhere.add((module, chain.root))
         key = module, chain.root, chain.attributes
         if key in self._used:
             return
@@ -433,9 +445,7 @@ class Reach:
                 self.mention(name)
 
     def _is_mentioned(self, member: Member) -> bool:
-        return bool(member.names & self._mentioned) or any(
-            pattern.fullmatch(name) for pattern in self._patterns for name in member.names
-        )
+        return any(map(self.is_mentioned, member.names))
 
     def _live_classes(self, reached: ReachedModule) -> None:
         if not self._every_class and not self._classes_below:
@@ -462,8 +472,13 @@ class Reach:
         module = reached.module
         self._import_all(module, uses.imports)
         for chain, node in uses.chains:
-            self.use(module, chain)
-            if id(node) not in uses.called:
+            self.use(module, chain, by_itself=True)
+            call = uses.called.get(id(node))
+            if call is None or chain.attributes:
+                self.not_just_called.add((module, chain.root))
+            elif call.keywords:
+                self.called_by_keyword.add((module, chain.root))
+            if call is None:
                 self.handed_on.update((inner, item) for inner, item in self._ends(module, chain))
         for name in uses.attributes:
             self.mention(name)

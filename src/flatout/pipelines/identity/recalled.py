@@ -29,11 +29,14 @@ OF_A_SESSION = re.compile(
 )
 
 
+FoundPart = tuple[str, str, str, str]  # of a CodePart
+
+
 @dataclass(frozen=True)
 class CodeFindings:
-    """`parts`: names and digests; `read_files` and `variables` are looked at again each time."""
+    """`read_files` and `variables` are looked at again each time."""
 
-    parts: list[tuple[str, str]]
+    parts: list[FoundPart]
     read_files: list[str]
     variables: list[str]
     fallbacks: list[str]
@@ -88,7 +91,7 @@ def recall(folder: Path, root: Path, entry: str, wanted: str, environment: Mappi
         if written["values"] != _values_of(written["asked"], environment):
             return None
         found = CodeFindings(**written["findings"])
-        return CodeFindings([(name, digest) for name, digest in found.parts], *list(asdict(found).values())[1:])
+        return CodeFindings([(one[0], one[1], one[2], one[3]) for one in found.parts], *list(asdict(found).values())[1:])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # it is looked for again
 

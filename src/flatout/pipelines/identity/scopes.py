@@ -35,6 +35,7 @@ class LocalNames:
     assigned: dict[str, list[ast.expr | None]] = field(default_factory=dict)  # None: by something else than an assignment
     imports: dict[str, list[LocalImport]] = field(default_factory=dict)
     elsewhere: set[str] = field(default_factory=set)
+    of_module: set[str] = field(default_factory=set)  # declared as global
 
     def add(self, name: str, kind: str, value: ast.expr | None = None) -> None:
         self.kinds.setdefault(name, set()).add(kind)
@@ -79,8 +80,8 @@ def names_are_seen(function: Function) -> bool:
     )
 
 
-def renamable(function: Function, found: LocalNames) -> list[str]:
-    """Local names that nobody can see from outside, in the order in which they are bound."""
+def renamable(function: Function, found: LocalNames, parameters: bool = False) -> list[str]:
+    """Local names that nobody can see from outside; those of `parameters` as well if no caller names them."""
     if names_are_seen(function):
         return []
     inner = list(ast.walk(function))
@@ -91,11 +92,9 @@ def renamable(function: Function, found: LocalNames) -> list[str]:
     if seen & _TAKES_CODE:
         texts = (node.value for node in inner if isinstance(node, ast.Constant) and isinstance(node.value, str))
         in_texts = {word for text in texts for word in _words(text)}
-    return [
-        name
-        for name, kinds in found.kinds.items()
-        if not kinds & {"parameter", "definition", "package"} and name not in in_texts
-    ]
+    kept = {"definition", "package"} if parameters else {"parameter", "definition", "package"}
+    in_classes = {name for node in inner if isinstance(node, ast.ClassDef) for name in names_in(node.body).kinds}
+    return [name for name, kinds in found.kinds.items() if not kinds & kept and name not in in_texts and name not in in_classes]
 
 
 def _collect(nodes: list[ast.AST], found: LocalNames) -> None:
@@ -115,6 +114,8 @@ def _collect(nodes: list[ast.AST], found: LocalNames) -> None:
                 found.imports.setdefault(name, []).append((node, alias))
         elif isinstance(node, ast.Global | ast.Nonlocal):
             found.elsewhere.update(node.names)
+            if isinstance(node, ast.Global):
+                found.of_module.update(node.names)
         elif isinstance(node, ast.Assign):
             _collect([node.value], found)
             for target in node.targets:

@@ -37,7 +37,7 @@ class Uses:
     attributes: set[str] = field(default_factory=set)
     imports: list[LocalImport] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)  # calls, subscripts and texts, for those who look for special ones
-    called: set[int] = field(default_factory=set)  # ids of the nodes of chains that are called on the spot
+    called: dict[int, ast.Call] = field(default_factory=dict)  # by ids of the nodes of chains that are called on the spot
 
 
 def uses_of(nodes: Iterable[ast.AST], *, annotations: bool = True, bodies: bool = True) -> Uses:
@@ -78,8 +78,11 @@ class _Collector:
             self._function(node)
         elif isinstance(node, _COMPREHENSIONS):
             self._place(node)
+            first = node.generators[0]
+            self.visit(first.iter)  # before the names of the comprehension are there
             self._scopes.append(names_of_comprehension(node))
-            self._children(node)
+            for child in ast.iter_child_nodes(node):
+                self.visit(child) if child is not first else self._children(child, without=first.iter)
             self._scopes.pop()
         elif isinstance(node, ast.Import | ast.ImportFrom):
             self.found.imports += [(node, alias) for alias in node.names]
@@ -89,15 +92,16 @@ class _Collector:
                     self.visit(_parsed(one) if one is node.annotation else one)
         else:
             if isinstance(node, ast.Call):
-                self.found.called.add(id(node.func))
+                self.found.called[id(node.func)] = node
             if isinstance(node, ast.MatchClass):
                 self.found.attributes.update(node.kwd_attrs)
             self._place(node)
             self._children(node)
 
-    def _children(self, node: ast.AST) -> None:
+    def _children(self, node: ast.AST, without: ast.AST | None = None) -> None:
         for child in ast.iter_child_nodes(node):
-            self.visit(child)
+            if child is not without:
+                self.visit(child)
 
     def _place(self, node: ast.AST) -> None:
         self.found.places.append(Place(node, tuple(self._scopes)))
