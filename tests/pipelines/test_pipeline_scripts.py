@@ -218,7 +218,10 @@ def test_the_command_runs_says_and_ends_with_its_codes(chain: Here) -> None:
 
     done = command("pipeline.yaml", "second")
     assert done.returncode == 0 and "1 stage: 1 ran" in done.stdout and "second: python twice.py a.txt b.txt" in done.stderr
-    told = json.loads(command("--json", "--quiet").stdout)
+    told = json.loads(command("--json", "--quiet", "--html", "page.html").stdout)
+    page = chain.read("page.html")
+    assert "all is done" in page and "1 unchanged" in page and "python twice.py a.txt b.txt" in page and "<svg" not in page
+    assert page.count("data:image/svg+xml") == 1, "what each stage took"
     assert {one["stage"]: one["did"] for one in told["stages"]} == {"second": "unchanged", "third": "ran", "apart": "ran"}
     look = "import runpy, sys; sys.argv = ['', 'pipeline']; runpy.run_module('flatout', {}, '__main__'); print(*sys.modules)"
     loaded = subprocess.run(
@@ -226,10 +229,13 @@ def test_the_command_runs_says_and_ends_with_its_codes(chain: Here) -> None:
     )
     assert "3 unchanged" in loaded.stdout
     assert not {"torch", "numpy", "typer", "yaml", "flatout.pipelines.stages.driver"} & set(loaded.stdout.split())
+    refused = command("--html", "page.html", "--dry")
+    assert refused.returncode == 2 and "--dry runs nothing" in refused.stderr
     refused = command("pipeline.yaml", "thrid")
     assert refused.returncode == 2 and "did you mean 'third'?" in refused.stderr
     chain.write("twice.py", "raise SystemExit(7)\n")
-    assert command().returncode == 1
+    assert command("--html", "page.html").returncode == 1
+    assert "a stage failed" in chain.read("page.html") and "with code 7" in chain.read("page.html")
 
 
 def test_dry_says_what_would_run_and_changes_nothing(chain: Here) -> None:

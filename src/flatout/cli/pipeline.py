@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flatout.cli.output import print_json
+from flatout.cli.output import check_page_path, print_json, write_page
 from flatout.cli.places import cache_folder, price_per_hour
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ def pipeline(
             "--accept", help="Take the data of this stage as the version that later ones are compared with.", show_default=False
         ),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with what each stage gave and took.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> None:
@@ -50,6 +53,11 @@ def pipeline(
 
     if dry and watch:
         raise UsageError("--dry says what would run now, --watch goes on running: give one of them")
+    if html is not None:
+        if dry or watch:
+            why = "--dry runs nothing" if dry else "--watch does not end"
+            raise UsageError(f"--html shows what a pipeline did, and {why}: leave one of them out")
+        check_page_path(html)
     found = open_pipeline(file, stages or (), cache_folder())
     if dry:
         from flatout.pipelines.stages.dry import dry_run
@@ -69,6 +77,11 @@ def pipeline(
         )  # fmt: skip
         return
     outcome = run_pipeline(found, cache=cache_folder(), environment=os.environ, fresh=fresh or (), accept=accept or (), say=say)
+    if html is not None:
+        from flatout.base.html import to_html
+        from flatout.pipelines.stages.page import outcome_page
+
+        write_page(html, to_html(outcome_page(outcome), f"Pipeline {file}"))
     _show(outcome, as_json)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)
