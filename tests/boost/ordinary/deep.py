@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(0)
-layers = [part for _ in range(18) for part in (nn.Linear(24, 24), nn.BatchNorm1d(24), nn.ReLU())]
+layers = [part for _ in range(10) for part in (nn.Linear(24, 24), nn.BatchNorm1d(24), nn.ReLU())]
 model = nn.Sequential(nn.Linear(16, 24), *layers, nn.Linear(24, 4))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 centers = torch.randn(4, 16)
