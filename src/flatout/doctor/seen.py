@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -31,6 +31,7 @@ class ScriptLoader:
     fills: bool = False  # its dataset caches the samples it reads
     samples: int = 0
     in_steps: int = 0  # batches read in the plain window
+    passes_in_steps: int = 0  # passes that began in the plain window
     batch_bytes: int = 0  # of the largest batch
     waited: list[tuple[int, int]] = field(default_factory=list)  # begin and end of waits for a batch or for a pass to start
 
@@ -68,6 +69,7 @@ class Optimizer:
     steps: int = 0
     without_gradient: int = 0  # tensors that never had a gradient
     without_gradient_elements: int = 0
+    cut_off: int = 0  # of them those that modules computed with, with gradients on
     can_fuse: bool = False
     on: str = "cpu"
     sizes: tuple[int, ...] = ()  # elements of each tensor
@@ -151,6 +153,57 @@ class MemoryRecord:
     system_s: float = 0.0  # system time of all threads in the plain window
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """An embedding whose gradient is dense."""
+
+    where: str
+    rows: int
+    elements: int
+    looked_up: float  # indices per step
+
+    def more(self, looked_up: float) -> Lookup:
+        return replace(self, looked_up=self.looked_up + looked_up)
+
+
+@dataclass
+class CloseLook:
+    """Observations of two steps of the warm-up."""
+
+    steps: int = 0
+    updates: int = 0  # optimizer steps after a backward pass
+    refused: dict[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # by line: a loss, and "softmax" or "sigmoid" of its input
+    copied: list[str] = field(default_factory=list)  # lines of losses whose targets are the model's inputs
+    broadcast: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)  # by line: two shapes
+    cut: list[str] = field(default_factory=list)  # lines that detach what has a gradient
+    without_gradient: list[str] = field(default_factory=list)  # updates: where the gradients were cleared
+    kept_gradients: list[str] = field(default_factory=list)  # updates with gradients of the step before
+    computed_with: set[int] = field(default_factory=set)  # weights that modules computed with, with gradients on
+    untrained: dict[int, tuple[int, bool]] = field(
+        default_factory=dict
+    )  # weights with a gradient and no optimizer: elements, registered
+    step_lines: set[str] = field(default_factory=set)  # the lines that led to an update, from the innermost to the script's own
+    stale: bool = False  # an optimizer has weights that no module has
+    nodes: dict[str, tuple[int, int]] = field(default_factory=dict)  # of the backward pass, by name: needless ones, all
+    lookups: dict[int, Lookup] = field(default_factory=dict)
+    repeated: dict[str, tuple[int, int, str]] = field(
+        default_factory=dict
+    )  # line: modules, most calls of one per step, its class
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A whole pass over a loader in which the model was called and nothing was trained: an evaluation."""
+
+    where: str
+    loader: int
+    trained: int  # the loader of the last training before it
+    rows: int  # -1 if unknown
+    shared: int  # rows that both loaders read; -1 if unknown
+
+
 @dataclass
 class ScriptRecord:
     device: str = "cpu"
@@ -170,6 +223,10 @@ class ScriptRecord:
     cudnn_benchmark: bool = False
     scaler: bool = False  # a GradScaler was used
     backwards: int = 0
+    outer_calls: int = 0  # of modules, from the script
+    look: CloseLook | None = None  # None if the script compiles, or did not train long enough
+    passes: list[Pass] = field(default_factory=list)
+    anomaly: bool = False  # autograd's anomaly detection was on
     words: dict[str, int] = field(default_factory=dict)  # calls of print and loggers in the profiled window, by line
     writes: dict[str, int] = field(default_factory=dict)  # calls of functions that write files, likewise
     synced: int = 0  # of them those that wait for the disk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import site
 import sys
@@ -44,6 +45,11 @@ def own_frames(frame: FrameType | None) -> Iterator[FrameType]:
 def place(filename: str, line: int) -> str:
     """The path relative to the start folder, if that is shorter."""
     return f"{_shown(filename)}:{line}"
+
+
+def source_of(place: str) -> list[str]:
+    """The lines of the file of a place, also if the script has changed its folder."""
+    return linecache.getlines(os.path.join(_STARTED_IN, place.rpartition(":")[0]))
 
 
 def caller() -> str:

@@ -8,12 +8,15 @@ from statistics import median
 from flatout.base.units import show_seconds
 from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
+from flatout.doctor.findings.new_iterator import is_restarted
 
 
 def look(case: Case) -> Iterator[Finding]:
     loader = case.training_loader
     if loader is None or not loader.workers or loader.persistent or not loader.length or not loader.firsts_s:
         return
+    if is_restarted(case, loader):
+        return  # new_iterator covers this
     if loader.told_epoch:
         return  # persistent workers would not see the new epoch
     if loader.workers > max(case.seen.cores, 2):

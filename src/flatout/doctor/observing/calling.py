@@ -52,6 +52,8 @@ class Calling:
             def run(*args: Any, **named: Any) -> Any:
                 if threading.get_ident() != self._main:
                     return original(*args, **named)
+                if self._stepping.looking is not None:
+                    self._stepping.looking.before_backward(args[0] if args else named.get("tensors", ()))
                 with self._marks.mark(BACKWARD):
                     result = original(*args, **named)
                 self._stepping.after_backward()
@@ -120,6 +122,9 @@ class Calling:
         def __call__(module: nn.Module, *args: Any, **named: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(module, *args, **named)
+            looking = inside_of._stepping.looking
+            if looking is not None and looking.open and threading.get_ident() == inside_of._main:
+                looking.called(module, args, not inside_of._inside)
             if inside_of._inside or threading.get_ident() != inside_of._main:
                 return original(module, *args, **named)
             return inside_of._outermost(original, module, args, named)
@@ -130,6 +135,7 @@ class Calling:
         line = where.caller()
         how = _How(line, module.training, torch.is_grad_enabled())
         self._inside = True
+        self._seen.outer_calls += 1
         began = time.time_ns()
         try:
             with self._marks.mark(FORWARD):

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, strided
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data._utils import worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -18,10 +28,23 @@ from flatout.doctor import where
 from flatout.doctor.marks import DATA, Marks
 from flatout.doctor.observing import fetching
 from flatout.doctor.patches import Patches
-from flatout.doctor.seen import ScriptLoader, ScriptRecord
+from flatout.doctor.seen import Pass, ScriptLoader, ScriptRecord
 
 _MOST_WAITS = 10_000
 _DEEP = 4
+_MOST_PASSES, _MOST_ROWS = 200, 1_000_000
+
+
+@dataclass
+class _Open:
+    """A pass that has begun."""
+
+    where: str
+    loader: ScriptLoader
+    indices: tuple[int, frozenset[int]] | None
+    steps: int
+    backwards: int
+    calls: int
 
 
 class LoaderObserver:
@@ -34,6 +57,11 @@ class LoaderObserver:
         self._held_first: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         self._of_iterator: WeakKeyDictionary[Any, ScriptLoader] = WeakKeyDictionary()
         self._at_start: WeakSet[Any] = WeakSet()  # iterators before their first batch
+        self._passes: WeakKeyDictionary[Any, _Open] = WeakKeyDictionary()  # by iterator
+        self._bases: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # datasets below all Subsets, numbered
+        self._rows: WeakKeyDictionary[DataLoader[Any], tuple[int, frozenset[int]] | None] = WeakKeyDictionary()
+        self._trained_on: tuple[int, frozenset[int]] | None = None  # of the last pass that trained
+        self._trained: int | None = None  # its loader
         self._inside = False
         self.counting = False
 
@@ -77,6 +105,14 @@ class LoaderObserver:
             known.starts_s.append(time.perf_counter() - began_s)
             self._note_wait(known, known.starts_s[-1])
             self._of_iterator[iterator] = known
+            known.passes_in_steps += self.counting
+            if len(self._seen.passes) < _MOST_PASSES:
+                seen = self._seen
+                if loader not in self._rows:
+                    self._rows[loader] = self._rows_of(loader)
+                self._passes[iterator] = _Open(
+                    where.caller(), known, self._rows[loader], seen.steps, seen.backwards, seen.outer_calls
+                )
             self._at_start.add(iterator)
             return iterator
 
@@ -94,10 +130,15 @@ class LoaderObserver:
                     batch = original(iterator)
             except StopIteration:
                 known.ends_s.append(time.perf_counter() - began_s)
+                self._note_pass(iterator)
                 raise
             finally:
                 self._inside = False
             waited_s = time.perf_counter() - began_s
+            one = self._passes.get(iterator)
+            if one is not None and self._seen.steps > one.steps:
+                self._trained_on, self._trained = one.indices, self._seen.loaders.index(one.loader)
+                self._passes.pop(iterator)
             if iterator in self._at_start:
                 self._at_start.discard(iterator)
                 known.firsts_s.append(waited_s)
@@ -111,6 +152,38 @@ class LoaderObserver:
             return batch
 
         return __next__
+
+    def _note_pass(self, iterator: Any) -> None:
+        """A pass has ended in which no optimizer made a step; if the model was called, it was an evaluation."""
+        one = self._passes.pop(iterator, None)
+        seen = self._seen
+        if one is None or seen.outer_calls == one.calls or seen.backwards != one.backwards or seen.steps != one.steps:
+            return
+        if self._trained is None:
+            return
+        number, rows, trained = seen.loaders.index(one.loader), one.indices, self._trained_on
+        shared = -1
+        if rows is not None and trained is not None:
+            shared = len(rows[1] & trained[1]) if rows[0] == trained[0] else 0
+        seen.passes.append(Pass(one.where, number, self._trained, -1 if rows is None else len(rows[1]), shared))
+
+    def _rows_of(self, loader: DataLoader[Any]) -> tuple[int, frozenset[int]] | None:
+        """Which rows of which dataset a pass reads; None if that can't be known."""
+        sampler = loader.sampler
+        plain = isinstance(sampler, RandomSampler | SequentialSampler | SubsetRandomSampler | WeightedRandomSampler)
+        if isinstance(loader.dataset, IterableDataset) or not plain:
+            return None
+        dataset: Any = loader.dataset
+        try:
+            rows: Any = sampler.indices if isinstance(sampler, SubsetRandomSampler) else range(len(dataset))
+            if len(rows) > _MOST_ROWS:
+                return None
+            while isinstance(dataset, Subset):
+                rows, dataset = [dataset.indices[row] for row in rows], dataset.dataset
+            number = self._bases.setdefault(dataset, len(self._bases))
+            return number, frozenset(int(row) for row in rows)
+        except Exception:  # the script's dataset may have no length or refuse weak references
+            return None
 
     def _note_wait(self, known: ScriptLoader, seconds: float) -> None:
         if self.counting:

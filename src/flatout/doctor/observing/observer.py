@@ -22,6 +22,7 @@ from flatout.doctor.observing.calling import Calling
 from flatout.doctor.observing.compiling import compiled_so_far
 from flatout.doctor.observing.growing import Growing
 from flatout.doctor.observing.loading import LoaderObserver
+from flatout.doctor.observing.looking import Looking
 from flatout.doctor.observing.reading import HostReadObserver
 from flatout.doctor.observing.sampler import StackSampler
 from flatout.doctor.observing.saving import Saving
@@ -69,6 +70,7 @@ class Observer:
         self._marks = Marks()
         self._always, self._in_window = Patches(), Patches()
         self._stepping = Stepping(self._marks, self.seen, self._step_over)
+        self._stepping.looking = self._looking = Looking(self.seen, self._stepping.made)
         self._calling = Calling(self._marks, self.seen, self._stepping)
         self._loading = LoaderObserver(self._marks, self.seen, folder)
         self._saving = Saving(self._marks, self.seen)
@@ -105,6 +107,7 @@ class Observer:
 
     def stop(self) -> None:
         """Removes all hooks and completes the record."""
+        self._looking.end()
         if self._phase == self._profiling:
             self._close_profile()
         if self._phase == self._timing and self._phase_steps:
@@ -136,8 +139,13 @@ class Observer:
         self._phase()
 
     def _warming_up(self) -> None:
+        if self._looking.open:
+            self._looking.step_over()
+        elif self._phase_steps < _WARM_UP and not compiled_so_far().compiles:
+            self._looking.begin()
         if self._phase_steps < _WARM_UP:
             return
+        self._looking.end()
         if self._phase_steps == _WARM_UP:
             self._stepping.settle()
             self._compiled_warm = compiled_so_far().compiles
@@ -174,6 +182,7 @@ class Observer:
 
     def _profiling(self) -> None:
         self._growing.look()
+        self.seen.anomaly = torch.is_anomaly_enabled()
         slow = time.perf_counter() - self._phase_began_s > _PROFILED_S and self._phase_steps >= _FEWEST
         if self._phase_steps >= self._window.profiled or slow:
             self._close_profile()

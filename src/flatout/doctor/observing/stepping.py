@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from flatout.doctor import where
 from flatout.doctor.marks import STEP, Marks
+from flatout.doctor.observing.looking import Looking
 from flatout.doctor.patches import Patches
 from flatout.doctor.seen import Optimizer, ScriptRecord
 
@@ -37,6 +38,7 @@ class Stepping:
         self._gone: set[int] = set()  # former leaders
         self._open: list[Any] = []
         self._hooks: list[Any] = []
+        self.looking: Looking | None = None
         self.paused = False  # ignores optimizers that are not the script's
 
     def install(self, patches: Patches) -> None:
@@ -76,13 +78,21 @@ class Stepping:
             tensors = [p for group in optimizer.param_groups for p in group["params"]]
             learned = self._learned.get(optimizer, set())
             without = [p for p in tensors if p.requires_grad and id(p) not in learned and p not in optimizer.state]
+            computed = set() if self._seen.look is None else self._seen.look.computed_with
+            known.cut_off = sum(id(p) in computed for p in without) if learned else 0
             known.without_gradient = len(without) if learned else 0
             known.without_gradient_elements = sum(p.numel() for p in without) if learned else 0
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return list(self._known)
 
+    def made(self) -> list[torch.optim.Optimizer]:
+        """All optimizers that the script has, whether they have made a step or not."""
+        return [*self._known, *(one for one in self._made if one not in self._known)]
+
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, named: Any) -> None:
+        if self.looking is not None and not self.paused:
+            self.looking.before_update(optimizer)
         if self._marks.recording and not self.paused:
             learned = self._learned.setdefault(optimizer, set())
             learned.update(id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
