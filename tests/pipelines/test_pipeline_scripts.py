@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pipelines_here import COPY, Here, script
 
-from flatout.base.errors import RunBusy
+from flatout.base.errors import RunBusy, UsageError
 from flatout.store.lock import FileLock
 
 
@@ -265,6 +266,26 @@ def test_a_stage_with_a_time_runs_again_when_it_is_over_and_when_the_clock_went_
         assert outcome.stages["one"].status == "ran" and why in outcome.stages["one"].why[0]
 
 
+def test_a_stage_that_waits_for_drift_runs_after_each_alarm(here: Here) -> None:
+    """The file is the one that `serve --drift` keeps: tests/serving/test_drift.py."""
+    here.stages(one=script("python twice.py a.txt b.txt", "b.txt", when="drift in state/drift-people.json"))
+
+    def watch(**state: Any) -> None:
+        here.write("state/drift-people.json", json.dumps(state))
+
+    assert here.did() == {"one": "ran"} and here.did() == {"one": "unchanged"}  # no server has watched yet
+    for alarmed, moved, status in ((0.0, [], "unchanged"), (time.time() - 3600, ["age"], "unchanged"),
+                                   (time.time(), ["age", "job"], "ran")):  # fmt: skip
+        watch(alarmed=alarmed, moved=moved)
+        outcome = here.run()
+        assert outcome.stages["one"].status == status
+    assert outcome.stages["one"].why == ("a server has seen drift since: age, job (state/drift-people.json)",)
+    for damaged in ("{", "[]", '{"alarmed": "soon", "moved": []}', '{"package": "a"}'):
+        here.write("state/drift-people.json", damaged)
+        with pytest.raises(UsageError, match=r"drift-people\.json is no state of a drift watch"):
+            here.run()
+
+
 def test_damaged_state_means_that_a_stage_runs_again(chain: Here) -> None:
     chain.run()
     state = chain.folder / "built/.pipeline"
@@ -282,17 +303,24 @@ def test_an_environment_variable_that_is_declared_counts(here: Here, monkeypatch
     assert here.did() == {"one": "unchanged"}
 
 
-def test_watching_runs_when_an_input_changes(here: Here) -> None:
-    here.stages(one=script("python twice.py a.txt b.txt", "b.txt"))
+def test_watching_runs_when_an_input_changes_and_when_there_is_drift(here: Here) -> None:
+    here.stages(one=script("python twice.py a.txt b.txt", "b.txt", when="drift in drift-people.json"))
+    said = []
     command = [sys.executable, "-m", "flatout", "pipeline", str(here.file), "--watch"]
     with subprocess.Popen(command, env={**os.environ, "FLATOUT_CACHE": str(here.cache)}, stdout=subprocess.DEVNULL,
                           stderr=subprocess.PIPE, text=True) as running:  # fmt: skip
         assert running.stderr is not None
         for line in running.stderr:
+            said.append(line)
             if line.startswith("waiting"):
-                if "b\n" in here.read("b.txt"):
+                if any("has seen drift" in one for one in said):
                     break
-                here.write("a.txt", "b\n")
+                if "b\n" not in here.read("b.txt"):
+                    assert "or drift in drift-people.json (which is not there yet)" in line
+                    here.write("a.txt", "b\n")
+                else:
+                    here.write("drift-people.json", json.dumps({"alarmed": time.time(), "moved": ["age"]}))
         assert here.read("b.txt") == "b\n" * 2
+        assert "one: a server has seen drift since: age (drift-people.json)\n" in said
         running.send_signal(signal.SIGINT)
         assert running.wait(30) == 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from flatout.base.errors import FlatoutError
 from flatout.measure.anytime.drifting import DriftEvidence
 from flatout.packaging.package import open_package
 from flatout.packaging.statistics import ColumnStatistics, RowStatistics, statistics_of_rows
+from flatout.pipelines.stages.due import overdue
 from flatout.serving.drift.sampling import DriftSampling
 from flatout.serving.drift.watch import DriftJudge, DriftOptions, DriftWatch
 
@@ -128,10 +130,15 @@ def test_a_watch_goes_on_after_a_restart_and_waits_for_enough_rows(statistics: R
     first.look()
     assert first.summary()["periods"] == 0  # 50 rows are too few for a period
     first._save()
-    second = watch()
+    second, made = watch(), time.time()
     second.heard(50, few)
     second.look()
     assert second.summary()["alarms"] == 1 and "number by" in said[-1] and "drift of people" in said[-1]
+    asked = "drift in drift-people.json"  # of a pipeline's stage
+    assert overdue(asked, made, tmp_path) == [
+        f"a server has seen drift since: {', '.join(second.summary()['moved'])} (drift-people.json)"
+    ]
+    assert not overdue(asked, time.time() + 1, tmp_path)
     assert watch().summary()["alarms"] == 1 and watch("another package").summary()["alarms"] == 0
     (tmp_path / "drift-people.json").write_text("{")
     assert watch().summary()["periods"] == 0 and "begins anew" in said[-1]

@@ -35,7 +35,8 @@ def job(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 @pytest.mark.parametrize(("when", "arguments", "schedule"), [
     ("every 6 h", [], "0 */6 * * *"), ("every 10 min", [], "*/10 * * * *"), ("every 1 day", [], "0 0 * * *"),
     ("every 1 h", [], "0 * * * *"), ("at 03:05", [], "5 3 * * *"), (None, ["--at", "23:59"], "59 23 * * *"),
-    ("every 1 h", ["--every", "7 days"], "0 0 * * 0"), (None, ["--schedule", "0 3 * * 1-5"], "0 3 * * 1-5"),
+    ("every 1 h", ["--every", "7 days"], "0 0 * * 0"), ("drift in a.json", ["--every", "1 h"], "0 * * * *"),
+    (None, ["--schedule", "0 3 * * 1-5"], "0 3 * * 1-5"),
 ])  # fmt: skip
 def test_the_schedule(when: str | None, arguments: list[str], schedule: str, job: Any) -> None:
     assert job(when, *ANY, *arguments)["spec"]["schedule"] == schedule
@@ -62,7 +63,8 @@ def test_the_schema_takes_it_and_a_killed_pod_goes_on(job: Any) -> None:
 
 
 @pytest.mark.parametrize(("when", "arguments", "said"), [
-    (None, [], "no stage of the file has `when`"), ("every 7 h", [], "divide an hour, a day"),
+    (None, [], "no stage of the file has `when`"), ("drift in a.json", [], "how often it looks"),
+    ("every 7 h", [], "divide an hour, a day"),
     (None, ["--at", "25:00"], "--at"), (None, ["--at", "03:00", "--every", "1 h"], "give one of them"),
     (None, ["--schedule", "at night"], "--schedule"), ("every 1 h", ["--path", "pipeline.yaml"], "--path"),
     ("every 1 h", ["--time-zone", "Europe Berlin"], "--time-zone"), ("every 1 h", ["--memory", "lots"], "--memory"),

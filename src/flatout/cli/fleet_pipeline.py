@@ -102,7 +102,13 @@ def _times(given: dict[str, str | None], whens: list[str | None]) -> tuple[str, 
             raise UsageError(f"--at: expected a time of day such as 03:00, got {text!r}") from None
         assert minute is not None
         return schedule_at(minute), f"as given: each day at {text}"
-    found = [parse_when(one) for one in whens if one is not None]
+    asked = [parse_when(one) for one in whens if one is not None]
+    found = [one for one in asked if one.drift is None]
+    if asked and not found:
+        raise UsageError(
+            "how often it looks: the `when` of the file's stages waits for drift, whose file has to be on the volume too; "
+            "give --every '1 h', --at 03:00 or --schedule '0 3 * * *'"
+        )
     if not found:
         raise UsageError(
             "when it runs: no stage of the file has `when`; give --every '6 h', --at 03:00 or --schedule '0 3 * * *'"

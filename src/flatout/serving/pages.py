@@ -44,6 +44,7 @@ class ServerPages:
             "/metrics": self._metrics,
             "/live.json": self._live,
             "/canary": lambda: (200, _JSON, _as_json(self._status.get("canary"))),
+            "/drift": lambda: (200, _JSON, _as_json(self._status.get("drift"))),
             "/explain": lambda: (200, _PLAIN, to_text(serving_doc(self._history.last(_EXPLAINED_S))).encode()),
             "/explain.json": lambda: (200, _JSON, _as_json(to_data(serving_doc(self._history.last(_EXPLAINED_S))))),
         }

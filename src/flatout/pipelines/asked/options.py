@@ -11,18 +11,21 @@ from flatout.base.units import parse_bytes, parse_seconds
 from flatout.pipelines.asked.keys_of import as_text, text
 
 _CLOCK = re.compile(r"at ([01]?[0-9]|2[0-3]):([0-5][0-9])")
+_DRIFT = "drift in "
 DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
 class When:
-    """How long a result is good for: some time, or until a clock shows `at_minute` of the day."""
+    """How long a result is good for: some time, until a clock shows `at_minute` of the day, or until a server has seen drift,
+    which the file `drift` says."""
 
     every_s: float | None = None
     at_minute: int | None = None
+    drift: str | None = None
 
     def due(self, made: float, zone_s: float) -> float:
-        """In seconds since 1970. `zone_s`: how far the local clock is ahead of UTC."""
+        """In seconds since 1970, if it is a time. `zone_s`: how far the local clock is ahead of UTC."""
         if self.every_s is not None:
             return made + self.every_s
         assert self.at_minute is not None
@@ -37,7 +40,11 @@ def parse_when(written: str) -> When:
         return When(at_minute=60 * int(clock[1]) + int(clock[2]))
     if words.startswith("every ") and (seconds := parse_seconds(words.removeprefix("every "))) > 0:
         return When(every_s=seconds)
-    raise ValueError(f"expected 'every 6 h', 'every 1 day' or 'at 03:00', got {written!r}")
+    if (file := written.strip().removeprefix(_DRIFT)) != written.strip() and file.strip():
+        return When(drift=file.strip())
+    raise ValueError(
+        f"expected 'every 6 h', 'every 1 day', 'at 03:00' or 'drift in served-state/drift-NAME.json', got {written!r}"
+    )
 
 
 def when(value: Any) -> str:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.pipelines.asked.options import parse_when
 from flatout.pipelines.asked.stage_kinds import DeployStage, GateStage
 from flatout.pipelines.identity.inputs import InputHashes
 from flatout.pipelines.stages.deployed import OldModel, old_model
+from flatout.pipelines.stages.due import overdue
 from flatout.pipelines.stages.keys import KeyMaker, StageKey
 from flatout.pipelines.stages.outcomes import NOT_RUN, UNCHANGED, PipelineOutcome, StageOutcome
 from flatout.pipelines.stages.outputs import contents
 from flatout.pipelines.stages.records import BROKEN, DONE, StageRecord, StageRecords
 from flatout.pipelines.stages.resolved import ResolvedPipeline, ResolvedStage
-
-_CLOCK_SLACK_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -97,23 +94,10 @@ class Assessor:
             return changes_between(last.parts, key.parts) or ["flatout makes keys in another way now"]
         if (found := contents(stage, self.hashes)) != last.outputs:
             return ["its output is gone" if found is None else "its output was changed since"]
-        return [] if stage.asked.when is None else _overdue(stage.asked.when, last.at)
+        return [] if stage.asked.when is None else overdue(stage.asked.when, last.at, self.pipeline.home)
 
     def _deployed_at(self, stage: ResolvedStage) -> Path | None:
         """Where the model is that a gate compares with, if a stage deploys it."""
         other = stage.uses.get("against")
         found = None if other is None else self.pipeline.asked.stages[other]
         return self.pipeline.home / found.to if isinstance(found, DeployStage) else None
-
-
-def _overdue(written: str, made: float) -> list[str]:
-    now = time.time()
-    if made > now + _CLOCK_SLACK_S:
-        return ["the clock was set back, so how old its result is can't be known"]
-    return [f"it is time ({written})"] if now >= due(written, made) else []
-
-
-def due(written: str, made: float) -> float:
-    """When a result that was made then has to be made again, in seconds since 1970."""
-    zone_s = -float(time.altzone if time.localtime().tm_isdst > 0 else time.timezone)
-    return parse_when(written).due(made, zone_s)

@@ -1,15 +1,17 @@
-"""`--watch`: run again when an input changes, or when a stage's `when` is due."""
+"""`--watch`: run again when an input changes, when a stage's `when` is due, or when a server has seen drift."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from flatout.base.errors import FlatoutError
+from flatout.base.errors import FlatoutError, UsageError
 from flatout.base.units import show_seconds
-from flatout.pipelines.stages.assessing import due
+from flatout.pipelines.stages.due import DueAt, due
 from flatout.pipelines.stages.outcomes import PipelineOutcome
 from flatout.pipelines.stages.records import StageRecords
 from flatout.pipelines.stages.resolved import ResolvedPipeline, expanded
@@ -54,9 +56,9 @@ def _reason(path: Path, pipeline: ResolvedPipeline, before: Seen, tried: float) 
             now = later
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return f"{pipeline.shown(Path(changed[0]))} changed" if changed else ""
-    for name, at in _due(pipeline):
-        if time.time() >= max(at, tried + _RETRY_S if at <= tried else at):
-            return f"{name}: it is time"
+    for name, one in _due(pipeline):
+        if time.time() >= max(one.at, tried + _RETRY_S if one.at <= tried else one.at):
+            return f"{name}: {one.why}"
     return ""
 
 
@@ -65,18 +67,21 @@ def _settled(path: Path, pipeline: ResolvedPipeline) -> Seen:
     return _seen(path, pipeline)
 
 
-def _due(pipeline: ResolvedPipeline) -> Iterator[tuple[str, float]]:
-    """Stages with a `when`, and the time when each has to run again."""
+def _due(pipeline: ResolvedPipeline) -> Iterator[tuple[str, DueAt]]:
+    """Stages with a `when`, and when each has to run again. A stage whose file is damaged was said to fail, and waits."""
     records = StageRecords(pipeline.state)
     for name, stage in pipeline.stages.items():
         if stage.asked.when is not None:
             last = records.last(name)
-            yield name, 0.0 if last is None else due(stage.asked.when, last.at)
+            with suppress(UsageError):
+                yield name, DueAt(0.0, "never ran here") if last is None else due(stage.asked.when, last.at, pipeline.home)
 
 
 def _next_words(pipeline: ResolvedPipeline) -> str:
-    times = [(max(at - time.time(), 0.0), name) for name, at in _due(pipeline)]
-    return f", or {min(times)[1]} in {show_seconds(min(times)[0])}" if times else ""
+    found = list(_due(pipeline))
+    times = [(max(one.at - time.time(), 0.0), name) for name, one in found if one.at < math.inf]
+    words = [f"{min(times)[1]} in {show_seconds(min(times)[0])}"] if times else []
+    return "".join(f", or {one}" for one in [*words, *dict.fromkeys(one.waits_for for _, one in found if one.at == math.inf)])
 
 
 def _seen(path: Path, pipeline: ResolvedPipeline) -> Seen:

@@ -90,6 +90,7 @@ class DriftWatch:
         self._counts = self._empty()
         self._rows, self._periods, self._alarms = 0, 0, 0
         self._moved: list[str] = []
+        self._alarmed_s = 0.0  # when the last alarm was, in seconds since 1970
         self._began_s, self._saved_s = time.time(), time.monotonic()
         self._path = options.folder / f"drift-{model}.json"
         self._load()
@@ -110,6 +111,7 @@ class DriftWatch:
             self._periods += 1
             if self._moved:
                 self._alarms += 1
+                self._alarmed_s = now_s
                 self._say(f"drift of {self.model}: {self._sentence()}")
             self._save()
         elif time.monotonic() - self._saved_s > _SAVED_S:
@@ -130,6 +132,7 @@ class DriftWatch:
             "effects": self._judge.effects,
             "evidence": math.exp(min(700.0, self._judge.log_e())),
             "rows": self._rows,
+            "alarmed": self._alarmed_s,
         }
 
     def _save(self) -> None:
@@ -142,6 +145,7 @@ class DriftWatch:
             "periods": self._periods,
             "alarms": self._alarms,
             "moved": self._moved,
+            "alarmed": self._alarmed_s,  # pipelines read it
             "counts": [one.tolist() for one in self._counts],
             "judge": self._judge.to_json(),
         }
@@ -160,6 +164,7 @@ class DriftWatch:
             self._judge.restore(written["judge"])
             self._counts, self._rows, self._began_s = counts, int(written["rows"]), float(written["began"])
             self._periods, self._alarms, self._moved = written["periods"], written["alarms"], list(written["moved"])
+            self._alarmed_s = float(written["alarmed"])
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
