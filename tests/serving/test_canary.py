@@ -18,12 +18,18 @@ from served_rows import table_requests
 from servers import Crowd, RunningServer
 
 from flatout.base.errors import UsageError
+from flatout.base.tree import to_data, to_text
 from flatout.packaging.package import open_package
+from flatout.serving.asking import Timing
 from flatout.serving.canary import tally
 from flatout.serving.canary.comparable import answer_kind, check_replaces
+from flatout.serving.canary.judge import CanaryJudge
 from flatout.serving.canary.limits import CanaryLimits, parse_shares
 from flatout.serving.canary.options import CanaryOptions
 from flatout.serving.canary.rollout import Rollout, RolloutStatus
+from flatout.serving.canary.rollout_view import rollout_doc, state_files
+from flatout.serving.front.watching import AnsweredRequest
+from flatout.serving.one_of_each_batch import OneOfEachBatch
 
 FAULTY = """
 import os, time
@@ -167,6 +173,32 @@ def test_a_shadow_gets_copies_and_answers_nobody(version: Callable[[str], Path],
 
         server.until(lambda: compared("same") + compared("not_copied") >= crowd.answered // 2, "compare answers")
         assert compared("different") == 0
+        server.until(lambda: "answers: " in receipt_shown(tmp_path)[1], "keep the state of the shadow")
+        title, shown = receipt_shown(tmp_path)
+        assert title == "shadow of people: running" and " 0 differ; " in shown and "undecided" in shown
+
+
+def test_the_command_receipt_shows_a_canary_and_refuses_other_files(
+    version: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from typer.testing import CliRunner
+
+    from flatout.cli.main import app
+
+    def command(*arguments: object) -> Any:
+        return CliRunner().invoke(app, ["receipt", *map(str, arguments)], catch_exceptions=True)
+
+    state = tmp_path / "state"
+    rollout_of(version("good"), state, []).decide(RolloutStatus.ROLLED_BACK)
+    assert "canary of people: rolled back: asked for" in command(state).stdout
+    found = json.loads(command(state, "--json", "--html", tmp_path / "page.html").stdout)
+    assert found["status"] == "rolled back" and found["stable"] == "old" and found["receipt"]["settings"] == {"package": "old"}
+    assert "rolled back: asked for" in (tmp_path / "page.html").read_text()
+    (state / "canary-other.json").write_text("{}")
+    assert "several canaries" in str(command(state).exception)
+    for content in ("{", "[]", "{}", '{"receipt": {"entries": 3}}'):
+        (state / "canary-other.json").write_text(content)
+        assert "canary-other.json is no state of a canary" in str(command(state / "canary-other.json").exception)
 
 
 def test_what_can_not_be_a_canary(version: Callable[[str], Path], packaged: Callable[[str], Any], tmp_path: Path) -> None:
@@ -192,7 +224,8 @@ def rollout_of(package: Path, folder: Path, said: list[str], **changed: Any) -> 
 
 def traffic(drawn: Any, n: int, errors: float = 0.002, slow: float = 1.0, shares: tuple[float, ...] = (0.5, 0.3, 0.2)) -> Any:
     counts = tally.empty()
-    tally.add_requests(counts, drawn.random(n) < errors, slow * 0.02 * np.exp(0.4 * drawn.standard_normal(n)))
+    failed = drawn.binomial(n, errors)
+    tally.add_requests(counts, n, failed, slow * 0.02 * np.exp(0.4 * drawn.standard_normal(n - failed)))
     counts[tally.PREDICTED][: len(shares)] = drawn.multinomial(n, shares)
     return counts
 
@@ -221,7 +254,8 @@ def test_stages_follow_evidence_and_an_equal_version_is_promoted(version: Callab
     assert [line for line in said if "it gets" in line] == [
         f"canary of people: nothing bad is seen; it gets {share} of the requests" for share in ("0.05", "0.25")
     ]
-    assert rollout.receipt().settings == {"package": "new"}
+    assert rollout.receipt().settings == {"package": "new"} and not receipt_shown(tmp_path)[1].count("undecided")
+    assert receipt_shown(tmp_path)[0].startswith("canary of people: promoted: no figure is worse than allowed")
     again = rollout_of(version("good"), tmp_path, said)
     assert again.status is RolloutStatus.PROMOTED and again.summary()["requests"] == rollout.summary()["requests"]
     assert Rollout(again.options, "old", "newer", answer_kind(open_package(version("good"))), said.append).share == 0.01
@@ -235,9 +269,28 @@ def test_bad_versions_are_rolled_back_in_the_first_stages(
     bad: dict[str, Any], figure: str, version: Callable[[str], Path], tmp_path: Path
 ) -> None:
     rollout = rollout_of(version("good"), tmp_path, [])
+    rollout.save()
+    assert "not enough evidence yet: errors, latency p50" in receipt_shown(tmp_path)[1]
     requests = run(rollout, 120, 20_000, **bad)
     assert rollout.status is RolloutStatus.ROLLED_BACK and rollout.reason.startswith(figure)
     assert rollout.stage < 2 and requests < 8_000
+    title, shown = receipt_shown(tmp_path)
+    assert title == f"canary of people: rolled back: {rollout.reason}"
+    assert f"{tally_of(rollout, 0):,} by the stable version, {requests:,} by the canary" in shown and "rejected" in shown
+    moved = to_data(rollout_doc(state_files(tmp_path)[0]))["figures"][-1]
+    assert moved["figure"].startswith("predictions of") and moved["n"] == requests
+    assert (abs(moved["stable"] - moved["other"]) > 0.35) == (figure == "predictions")
+
+
+def tally_of(rollout: Rollout, arm: int) -> int:
+    return int(rollout.summary()["requests"][("stable", "canary")[arm]])
+
+
+def receipt_shown(folder: Path) -> tuple[str, str]:
+    """The first line, and all of what `flatout receipt` prints."""
+    (state,) = state_files(folder)
+    shown = to_text(rollout_doc(state))
+    return shown.splitlines()[0], shown
 
 
 def test_traffic_from_one_key_or_a_few_requests_decide_nothing(version: Callable[[str], Path], tmp_path: Path) -> None:
@@ -264,3 +317,48 @@ def test_labels_decide_where_nothing_else_differs(version: Callable[[str], Path]
         if rollout.look(counted):
             break
     assert rollout.status is RolloutStatus.ROLLED_BACK and rollout.reason.startswith("wrong answers")
+
+
+# ---- latencies of batches ----
+
+
+def answered(batches: list[int], in_all: int = 1) -> list[AnsweredRequest]:
+    """Requests of batches by size; each batch has `in_all` times as many rows, the others of which went to other processes."""
+    drawn = np.random.default_rng(0)
+    return [
+        AnsweredRequest(None, b"POST", b"/predict", 200, 1, 9, b"", Timing(0.0, 0.0, compute_s, in_all * size))
+        for size, compute_s in zip(batches, drawn.random(len(batches)).tolist(), strict=True)
+        for _ in range(size)
+    ]
+
+
+def test_one_request_of_each_batch_is_evidence_of_latency() -> None:
+    batches = [1, 50, 3, 7] * 100
+    requests = answered(batches)
+    chosen = OneOfEachBatch()
+    first = chosen.chosen(requests[:30])  # in the middle of a batch
+    found = np.concatenate([first, chosen.chosen(requests[30:])])
+    taken = [one.timing.compute_s for one, is_alone in zip(requests, found, strict=True) if is_alone]
+    assert len(taken) == len(set(taken)) and len(batches) - 1 <= len(taken) <= len(batches)
+    assert 80 < OneOfEachBatch().chosen(answered(batches, in_all=4)).sum() < 120  # by each of four processes
+    without = [one._replace(timing=Timing()) for one in requests[:5]]
+    assert OneOfEachBatch().chosen(without).all() and not len(OneOfEachBatch().chosen([]))
+
+
+def test_equal_versions_with_slow_batches_are_not_rolled_back() -> None:
+    """Batches of 8 in both versions: with every request as evidence half of these are rolled back."""
+    drawn, many = np.random.default_rng(3), 12
+    judge = CanaryJudge(CanaryLimits(stages=(0.3,)), shape=(many,))
+    chosen = [[OneOfEachBatch(), OneOfEachBatch()] for _ in range(many)]
+    for _ in range(60):
+        counts = [tally.empty((many,)), tally.empty((many,))]
+        for place in range(many):
+            for arm, batches in enumerate((20, 8)):
+                times_s = 0.02 * np.exp(0.5 * drawn.standard_normal(batches))
+                requests = [AnsweredRequest(None, b"", b"", 200, 1, 9, b"", Timing(0.0, 0.0, time_s, 8))
+                            for time_s in times_s.tolist() for _ in range(8)]  # fmt: skip
+                alone = chosen[place][arm].chosen(requests)
+                taken = [one.timing.compute_s for one, is_alone in zip(requests, alone, strict=True) if is_alone]
+                tally.add_requests(counts[arm][place], len(requests), 0, taken)
+        judge.look(*counts)
+    assert judge.rolls_back().sum() <= 1

@@ -9,6 +9,7 @@ from flatout.serving.canary.tally import add_requests
 from flatout.serving.counters import FrontTally, SharedCounters
 from flatout.serving.front.exchange import CANARY, INSTEAD, STABLE
 from flatout.serving.front.watching import AnsweredRequest, ModelStatistics, spent_times
+from flatout.serving.one_of_each_batch import OneOfEachBatch
 
 _MOST_PENDING = 2000
 
@@ -23,6 +24,7 @@ class SharedWatching:
         self.batches: Mapping[str, Mapping[str, float]] = {}  # by model, what executors say
         self._tallies: dict[int, FrontTally] = {}
         self._pending: list[AnsweredRequest] = []
+        self._alone = {arm: OneOfEachBatch() for arm in (STABLE, CANARY, INSTEAD)}
 
     def answered(self, request: AnsweredRequest) -> None:
         pending = self._pending
@@ -54,9 +56,11 @@ class SharedWatching:
         """What the stable version answered instead of the canary is a failure of the canary."""
         for arm, tally in ((STABLE, self.arms[0]), (CANARY, self.arms[1]), (INSTEAD, self.arms[1])):
             some = [one for one in judged if one.arm == arm]
+            well = [one for one in some if arm != INSTEAD and one.status_code < 500]
             if some:
-                failed = [arm == INSTEAD or one.status_code >= 500 for one in some]
-                add_requests(tally, failed, [one.total_s for one in some])
+                alone = self._alone[arm].chosen(well)
+                taken = [one for one, is_alone in zip(well, alone, strict=True) if is_alone]
+                add_requests(tally, len(some), len(some) - len(well), [one.total_s for one in taken])
 
     def statistics(self, name: str, version: str) -> ModelStatistics:
         """Of all versions of a model together, over all fronts."""

@@ -23,11 +23,20 @@ class RequestsNeeded:
 
 
 def needed(
-    null: ShareNull, stable: float, canary: float, share: float, threshold: float, power: float = 0.97
+    null: ShareNull,
+    stable: float,
+    canary: float,
+    share: float,
+    threshold: float,
+    power: float = 0.97,
+    counted: tuple[float, float] = (1.0, 1.0),
 ) -> RequestsNeeded:
-    """For true shares of hits, a canary that gets this `share` of the requests, and a threshold of the log e-value."""
+    """For true shares of hits, a canary that gets this `share` of the requests, and a threshold of the log e-value.
+
+    `counted`: of the requests of both versions, the share that is evidence.
+    """
     stable, canary = (min(1 - LEAST, max(LEAST, one)) for one in (stable, canary))
-    others = (1 - share) / share  # requests of the stable version for each of the canary
+    others = (1 - share) / share * counted[0] / counted[1]  # of the stable version for each of the canary
     best = RequestsNeeded(None, None, power)
     outsides = null.outside(stable)
     for outside, *near in zip(outsides, *null.nearest(others, 1.0, stable, outsides), strict=True):
@@ -41,7 +50,7 @@ def needed(
         wanted = threshold + math.log(len(ODDS))
         z = NormalDist().inv_cdf(power)
         root = (z * math.sqrt(variance) + math.sqrt(z * z * variance + 4 * mean * wanted)) / (2 * mean)
-        found = RequestsNeeded(math.ceil(wanted / mean), math.ceil(root * root), power)
+        found = RequestsNeeded(math.ceil(wanted / mean / counted[1]), math.ceil(root * root / counted[1]), power)
         if best.most is None or (found.most is not None and found.most < best.most):
             best = found
     return best

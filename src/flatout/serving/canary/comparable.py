@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,8 +23,15 @@ class AnswerKind:
     scale: float = 1.0
 
     @property
-    def bins(self) -> int:
-        return len(self.classes) if self.edges is None else len(self.edges) + 1
+    def values(self) -> tuple[str, ...]:
+        """The names of what predictions are counted by."""
+        if self.edges is None:
+            return self.classes
+        if not self.edges:
+            return ("any number",)
+        shown = [f"{edge:.4g}" for edge in self.edges]
+        between = [f"{low} to {high}" for low, high in pairwise(shown)]
+        return (f"below {shown[0]}", *between, f"above {shown[-1]}")
 
 
 def check_replaces(stable: Package, canary: Package, name: str) -> None:

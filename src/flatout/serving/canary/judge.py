@@ -11,7 +11,7 @@ requests, a version that is at most f times slower exceeds f * x at most as ofte
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -28,7 +28,7 @@ from flatout.serving.canary.tally import Array
 QUANTILES = (0.5, 0.9, 0.99)
 _FEW_CANARY = 8  # requests: below, a look waits for more
 _FEW_STABLE = 200  # earlier requests, from which a quantile is known well enough
-_FEW_BEYOND = 20  # requests beyond a quantile, from which it can be said how many a verdict takes
+_FEW_BEYOND = 10  # latencies beyond a quantile, from which it can be said how many a verdict takes
 _MOST_STEPS = 8 * tally.STEPS
 
 
@@ -54,18 +54,18 @@ class _Test:
 
     @property
     def name(self) -> str:
-        if self.quantile:
-            return f"{self.figure} p{100 * self.quantile:g}"
-        return f"{self.figure} (class {self.place})" if self.figure is JudgedFigure.PREDICTIONS else str(self.figure)
+        return f"{self.figure} p{100 * self.quantile:g}" if self.quantile else str(self.figure)
 
 
 class CanaryJudge:
-    """`classes` is how many values predictions are counted by, 0: they are not compared. `shape` is for simulations: that of
-    many experiments at once."""
+    """`values`: the names of what predictions are counted by; without any they are not compared. `shape` is for simulations:
+    that of many experiments at once."""
 
-    def __init__(self, limits: CanaryLimits, classes: int = 0, numeric: bool = False, shape: tuple[int, ...] = ()) -> None:
-        self.limits = limits
-        self._tests = [*_tests(limits, classes, numeric)]
+    def __init__(
+        self, limits: CanaryLimits, values: Sequence[str] = (), numeric: bool = False, shape: tuple[int, ...] = ()
+    ) -> None:
+        self.limits, self._values = limits, values
+        self._tests = [*_tests(limits, len(values), numeric)]
         nulls = [one.null for one in self._tests]
         null = ShareNull(*(np.array([vars(one)[name] for one in nulls]) for name in ("ratio", "points", "above")))
         self._evidence = TwoArmTest(null, (*shape, len(nulls)))
@@ -139,9 +139,15 @@ class CanaryJudge:
         return np.asarray((self._evidence.highest[..., needs] >= threshold).all(-1))
 
     def worst(self) -> str:
-        """The figure with the most evidence against it."""
+        """What is wrong, by the figure with the most evidence against it."""
         shares = np.where(self._worse, self.log_e + np.log(np.maximum(self._weights, 1e-300)), -np.inf)
-        return self._tests[int(shares.argmax())].name
+        test = self._tests[int(shares.argmax())]
+        match test.figure:
+            case JudgedFigure.PREDICTIONS:
+                return f"predictions of {self._values[test.place]} have moved by more than allowed"
+            case JudgedFigure.LATENCY:
+                return f"{test.name} is worse than allowed"
+        return f"{test.name} are worse than allowed"
 
     def missing(self, stage: int) -> list[str]:
         """The figures for which this stage has not enough evidence yet."""
@@ -156,16 +162,17 @@ class CanaryJudge:
         passes (`passed`), by figure. From the stable version's requests so far; a figure without any is left out."""
         found: dict[str, dict[str, RequestsNeeded]] = {}
         share, total = self.limits.stages[stage], self._weights[self._worse].sum()
-        seen = self._seen[0] + self._pending[0]
+        seen = [before + pending for before, pending in zip(self._seen, self._pending, strict=True)]
         for one in self._tests:
-            rates = _rates(one, seen, self.limits)
+            rates = _rates(one, seen[0], self.limits)
             if rates is None or one.stage not in (None, stage) or one.figure is JudgedFigure.PREDICTIONS:
                 continue
             threshold = math.log(1 / self.limits.promote_error)
             if one.stage is None:
                 threshold = math.log(total / one.weight / self.limits.roll_back_error)
             word = "caught" if one.stage is None else "passed"
-            found.setdefault(one.name, {})[word] = needed(one.null, *rates, share, threshold, power)
+            counted = _latencies_a_request(seen) if one.figure is JudgedFigure.LATENCY else (1.0, 1.0)
+            found.setdefault(one.name, {})[word] = needed(one.null, *rates, share, threshold, power, counted)
         return found
 
     def figures(self) -> list[dict[str, Any]]:
@@ -176,8 +183,18 @@ class CanaryJudge:
             rows.append(_share_row(JudgedFigure.WRONG, stable, canary, tally.LABELLED, tally.WRONG))
         for quantile in QUANTILES:
             values = [_quantile_s(arm[tally.SLOW], quantile) for arm in (stable, canary)]
-            rows.append({"figure": f"{JudgedFigure.LATENCY} p{100 * quantile:g}", "stable": values[0], "canary": values[1]})
-        return rows
+            rows.append({"figure": f"{JudgedFigure.LATENCY} p{100 * quantile:g}", "stable": values[0], "canary": values[1],
+                         "canary_n": int(canary[tally.SLOW].sum())})  # fmt: skip
+        return [*rows, *self._moved(stable, canary)]
+
+    def _moved(self, stable: Array, canary: Array) -> Iterator[dict[str, Any]]:
+        """The prediction whose share has moved most."""
+        counts = [arm[tally.PREDICTED][: len(self._values)] for arm in (stable, canary)]
+        totals = [int(one.sum()) for one in counts]
+        if all(totals):
+            place = int(np.abs(counts[0] / totals[0] - counts[1] / totals[1]).argmax())
+            hits = [int(one[place]) for one in counts]
+            yield _row(f"{JudgedFigure.PREDICTIONS} of {self._values[place]}", hits, totals)
 
     # ---- on disk ----
 
@@ -255,6 +272,12 @@ def _rates(test: _Test, stable: Array, limits: CanaryLimits) -> tuple[float, flo
     return rate, _slower_tail(counts / total, test.quantile, limits.latency_bad, int(place) + test.steps)
 
 
+def _latencies_a_request(seen: Sequence[Array]) -> tuple[float, float]:
+    """One of each batch counts. A canary that has answered little is taken to have no batches."""
+    found = [float(arm[tally.SLOW].sum()) / max(1.0, float(arm[tally.REQUESTS])) for arm in seen]
+    return found[0], found[1] if seen[1][tally.SLOW].sum() >= _FEW_CANARY else 1.0
+
+
 def _slower_tail(shares: Array, quantile: float, factor: float, step: int) -> float:
     """How many requests of a version lie above a step whose quantile is slower by a factor, and of which only the slowest part,
     ten times as many as are beyond the quantile, is slower at all: one that is slower altogether is seen sooner."""
@@ -266,9 +289,12 @@ def _slower_tail(shares: Array, quantile: float, factor: float, step: int) -> fl
 
 
 def _share_row(figure: JudgedFigure, stable: Array, canary: Array, n: int, hits: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"figure": str(figure)}
-    for name, arm in (("stable", stable), ("canary", canary)):
-        count, hit = int(arm[n]), int(arm[hits])
+    return _row(str(figure), [int(arm[hits]) for arm in (stable, canary)], [int(arm[n]) for arm in (stable, canary)])
+
+
+def _row(figure: str, hits: Sequence[int], totals: Sequence[int]) -> dict[str, Any]:
+    row: dict[str, Any] = {"figure": figure}
+    for name, hit, count in zip(("stable", "canary"), hits, totals, strict=True):
         row |= {name: hit / count if count else None, f"{name}_n": count, f"{name}_interval": share_interval(hit, count)}
     return row
 

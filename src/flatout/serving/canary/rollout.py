@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from flatout.base.errors import UsageError
-from flatout.base.units import show_seconds
 from flatout.measure.receipt import KEPT, REJECTED, Entry, Receipt
 from flatout.serving.canary import tally
 from flatout.serving.canary.answer_ids import AnswerIds, NamedAnswer
 from flatout.serving.canary.comparable import AnswerKind
-from flatout.serving.canary.judge import CanaryJudge, JudgedFigure
+from flatout.serving.canary.judge import CanaryJudge
 from flatout.serving.canary.limits import CanaryLimits
 from flatout.serving.canary.options import CanaryOptions
+from flatout.serving.canary.rollout_view import UNDECIDED, shown_figure
 from flatout.serving.canary.tally import Array
 
 _FIRST_PATIENCE_S, _LEAST_PATIENCE_S, _TIMES_P99 = 5.0, 1.0, 10.0
@@ -52,7 +52,7 @@ class Rollout:
     def __init__(self, options: CanaryOptions, stable: str, canary: str, kind: AnswerKind, say: Callable[[str], None]) -> None:
         self.options, self._kind, self._say = options, kind, say
         self._identity = {"model": options.model, "stable": stable, "canary": canary, "shadow": options.shadow}
-        self.judge = CanaryJudge(options.limits, kind.bins, kind.edges is not None)
+        self.judge = CanaryJudge(options.limits, kind.values, kind.edges is not None)
         self.status, self.stage, self.reason = RolloutStatus.RUNNING, 0, ""
         self.secret = os.urandom(32)
         self._read: Array = tally.empty((2,))  # what the counters said at the last look
@@ -93,7 +93,7 @@ class Rollout:
         if ends >= _MOST_ENDS:
             self._conclude(RolloutStatus.ROLLED_BACK, f"its process ended {ends} times")
         elif self.judge.rolls_back():
-            self._conclude(RolloutStatus.ROLLED_BACK, f"{self.judge.worst()} are worse than allowed")
+            self._conclude(RolloutStatus.ROLLED_BACK, self.judge.worst())
         elif self.judge.passes(self.stage):
             if self.stage + 1 == len(self.options.limits.stages):
                 self._conclude(RolloutStatus.PROMOTED, "no figure is worse than allowed")
@@ -229,25 +229,41 @@ class Rollout:
         return self._needs[self.stage]
 
     def receipt(self) -> Receipt:
+        """As long as it is running, the figures so far."""
         identity, kept = self._identity, self.status is RolloutStatus.PROMOTED
+        verdict = {RolloutStatus.PROMOTED: KEPT, RolloutStatus.ROLLED_BACK: REJECTED}.get(self.status, UNDECIDED)
         entries = []
         for row in self.judge.figures():
             low, high = row.get("canary_interval", (None, None))
-            words = " and ".join(f"{name} {_shown(row['figure'], row[name])}" for name in ("stable", "canary"))
-            verdict, n = KEPT if kept else REJECTED, self._asked()[1]
-            entries.append(Entry(row["figure"], row["canary"], row["stable"], verdict, words, low=low, high=high, n=n))
-        limits = self.options.limits
-        notes = (
-            f"{self.status}: {self.reason}",
-            f"requests: {self._asked()[0]:,} by the stable version, {self._asked()[1]:,} by the canary",
-            f"a version that is fine is rolled back with a probability of at most {limits.roll_back_error:g}; "
-            f"a bad one is promoted with one of at most {limits.promote_error:g}; valid however often it was looked at",
-        )
+            words = " and ".join(f"{name} {shown_figure(row['figure'], row[name])}" for name in ("stable", "canary"))
+            entries.append(
+                Entry(row["figure"], row["canary"], row["stable"], verdict, words, low=low, high=high, n=row["canary_n"])
+            )
+        notes = [
+            f"requests: {self._asked()[0]:,} by the stable version, {self._asked()[1]:,} by the {self._other}",
+            *self._notes(),
+        ]
         settings = {"package": identity["canary"] if kept else identity["stable"]}
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._ended_s or time.time()))
         took_s = (self._ended_s or time.time()) - self._began_s
-        return Receipt({"package": identity["stable"]}, settings, tuple(entries), stopped=self.reason, notes=notes,
+        return Receipt({"package": identity["stable"]}, settings, tuple(entries), stopped=self.reason, notes=tuple(notes),
                        took_s=took_s, at=at)  # fmt: skip
+
+    @property
+    def _other(self) -> str:
+        return "shadow" if self.options.shadow else "canary"
+
+    def _notes(self) -> list[str]:
+        if self.options.shadow:
+            compared, different, lost = (int(self._sums[1][one]) for one in (tally.COMPARED, tally.DIFFERENT, tally.NOT_COPIED))
+            return [f"answers: {compared - different:,} are the same, {different:,} differ; {lost:,} requests were not copied"]
+        limits, missing = self.options.limits, self.judge.missing(self.stage)
+        found = [] if self.is_over else [f"not enough evidence yet: {', '.join(missing)}"]
+        return [
+            *found,
+            f"a version that is fine is rolled back with a probability of at most {limits.roll_back_error:g}; "
+            f"a bad one is promoted with one of at most {limits.promote_error:g}; valid however often it was looked at",
+        ]
 
     # ---- on disk ----
 
@@ -268,7 +284,7 @@ class Rollout:
             "ended": self._ended_s,
             "sums": self._sums.tolist(),
             "judge": self.judge.to_json(),
-            "receipt": self.receipt().to_dict() if self.is_over else None,
+            "receipt": self.receipt().to_dict(),
         }
         self.options.folder.mkdir(parents=True, exist_ok=True)
         aside = self._path.with_suffix(".unfinished")
@@ -298,9 +314,3 @@ class Rollout:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{self._path} is no state of a canary ({error}); move it away to begin anew") from error
         self._say(f"canary of {self.options.model}: {self.status}, as before, after {self._asked()[1]:,} requests")
-
-
-def _shown(figure: str, value: float | None) -> str:
-    if value is None:
-        return "unknown"
-    return show_seconds(value) if figure.startswith(JudgedFigure.LATENCY) else f"{100 * value:.3g}%"

@@ -41,9 +41,8 @@ def steps_of_factor(factor: float) -> int:
     return max(1, round(STEPS * float(np.log2(factor))))
 
 
-def add_requests(tally: Array, failed: Any, seconds: Any) -> None:
-    """Some answered requests. A latency counts only where the version did not fail."""
-    failed, seconds = np.asarray(failed, bool), np.asarray(seconds, np.float64)
-    tally[REQUESTS] += len(failed)
-    tally[FAILED] += int(failed.sum())
-    tally[SLOW] += np.bincount(step_of(seconds[~failed]), minlength=LATENCIES)
+def add_requests(tally: Array, requests: int, failed: int, seconds: Any) -> None:
+    """`seconds`: latencies, of those that did not fail and are alone in their batch."""
+    tally[REQUESTS] += requests
+    tally[FAILED] += failed
+    tally[SLOW] += np.bincount(step_of(seconds), minlength=LATENCIES)

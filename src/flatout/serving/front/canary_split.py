@@ -105,7 +105,7 @@ class CanarySplit:
 
         def done(failed: bool, copy: ShadowCopy) -> None:
             self._copies -= 1
-            tally.add_requests(self._arm, [failed], [perf_counter() - copy.begun])
+            tally.add_requests(self._arm, 1, int(failed), [] if failed else [perf_counter() - copy.begun])
 
         def answered(copy: RequestExchange, others: Mapping[str, Any], named: bool) -> None:
             same = _agree(outputs.get("prediction"), others.get("prediction"))
