@@ -36,4 +36,5 @@ class OneOfEachBatch:
         found[order[first[taken]]] = True
         found &= names != self._last
         self._last = float(names[-1])
-        return found | (names == 0.0)  # answered without a batch
+        found |= names == 0.0  # answered without a batch
+        return found

@@ -136,6 +136,7 @@ class Supervisor:
         await asyncio.gather(*(self._started_front() for _ in range(wanted - 1)))
         self._listening.listen(4096)
         self._warm = True
+        self._broadcast({"do": "status", "status": self.status()})  # the first request may ask where the canary stands
         self._broadcast({"do": "open"})
         if self._rollout is not None and not self._rollout.is_over:
             self._processes.later(self._start_canary(self._rollout))
@@ -180,6 +181,7 @@ class Supervisor:
             if executor.is_ready and not executor.retires:
                 self._connect(front, executor)
         if self._warm:
+            front.line.send({"do": "status", "status": self.status()})
             front.line.send({"do": "open"})
         return front
 
