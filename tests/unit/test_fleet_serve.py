@@ -20,7 +20,7 @@ from pydantic import ValidationError
 import flatout as fo
 from flatout.base.errors import DamagedFile, FlatoutError, MachineError, UsageError
 from flatout.cli.fleet import app
-from flatout.fleet.scaling import ReplicaRange, ScalingRule
+from flatout.fleet.scaling import ReplicaRange, ScalingRule, expected_peak
 from flatout.fleet.scaling_simulation import ReplicaModel, Simulated, by_rule, simulate
 from flatout.fleet.spot import CLOUDS
 
@@ -126,12 +126,15 @@ def test_the_schemas_are_strict(written: Any) -> None:
 
 
 def test_thresholds_follow_from_what_one_replica_holds(written: Any) -> None:
-    rate, queue = by_kind(written("churn", *ANY, *KEDA))["ScaledObject"]["spec"]["triggers"]
+    rate, queue, peak = by_kind(written("churn", *ANY, *KEDA))["ScaledObject"]["spec"]["triggers"]
     assert rate["metadata"]["threshold"] == "800" and rate["metricType"] == "AverageValue"  # 1,200/s over the burst of 1.5
     assert 'flatout_requests_total{model="churn"}' in rate["metadata"]["query"]
     assert queue["metadata"]["threshold"] == "20" and queue["metricType"] == "Value"  # half of 50 ms less a batch of 10 ms
-    careful = by_kind(written("churn", *ANY, "--burst", "3"))["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    assert peak["metadata"]["threshold"] == "1090" and "[3600s:15s]" in peak["metadata"]["query"]  # 1,200/s over 1.1
+    *careful, service = by_kind(written("churn", *ANY, "--burst", "3"))["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert [one["pods"]["target"]["averageValue"] for one in careful] == ["400000m", "20000m"]
+    assert service["external"]["metric"]["selector"] == {"matchLabels": {"model": "churn"}}
+    assert service["external"]["target"] == {"type": "AverageValue", "averageValue": "1090909m"}
 
 
 def test_the_queries_name_metrics_that_a_server_has(written: Any) -> None:
@@ -289,7 +292,18 @@ def test_a_sudden_load_misses_the_goal_only_until_replicas_have_started() -> Non
     quick, slow = on_arrivals(sudden, start_s=10.0), on_arrivals(sudden, start_s=90.0)
     assert 0 < quick.missed < slow.missed <= 1500 * 120
     assert on_arrivals(sudden, most=8).missed > 700 * 1000, "eight replicas answer 800/s and no more"
-    assert on_arrivals(sudden + [300.0] * 3600).replicas < 0.7 * quick.replicas, "they are removed again"
+    assert on_arrivals(sudden + [300.0] * 12000).replicas < 0.6 * quick.replicas, "they are removed again after an hour"
+
+
+def test_a_load_that_has_come_once_is_expected_again() -> None:
+    assert expected_peak([100.0] * 9) == 100.0, "a steady load"
+    crowd = [100.0] * 8 + [1000.0] * 8
+    assert expected_peak(crowd) == 1000.0, "no more than the highest rate"
+    assert expected_peak([*crowd, *[90.0] * 8]) == pytest.approx(900.0), "ten times as much within a minute"
+    assert expected_peak([*crowd, *[0.0] * 8]) == 0.0 and expected_peak([0.0] * 9 + [50.0]) == 50.0
+    again = [300.0] * 600 + [1500.0] * 600 + [300.0] * 1200 + [1500.0] * 600
+    first, both = on_arrivals(again[:2400]), on_arrivals(again)
+    assert first.missed > 1000 and both.missed == first.missed, "replicas are there when it comes again"
 
 
 def test_recorded_arrivals_are_tried(written: Any, desk: Path) -> None:

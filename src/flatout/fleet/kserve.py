@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.fleet import scaling
-from flatout.fleet.autoscalers import number, queue_query, rate_query, replicas_query
+from flatout.fleet.autoscalers import number, peak_query, queue_query, rate_query, replicas_query
 from flatout.fleet.service import Service
 from flatout.fleet.serving_pods import LABEL, scraped, service_meta, serving_container, serving_pod
 
@@ -31,6 +31,7 @@ def inference_service(service: Service) -> dict[str, Any]:
         metrics = [
             _external(service, rate_query(service), service.rule.per_replica),
             _external(service, queue, 1e3 * service.rule.queue_s),
+            _external(service, peak_query(service), service.rule.peak_per_replica),
         ]
         behaviour = {
             "scaleUp": {"stabilizationWindowSeconds": 0},

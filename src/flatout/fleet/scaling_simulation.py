@@ -22,12 +22,13 @@ _MOST_S = 40 * 86400
 
 @dataclass(frozen=True)
 class ScalerView:
-    """What an autoscaler knows: replicas that exist and that are ready, arrivals, time in the queue, and of how many replicas
-    the cores are used."""
+    """What an autoscaler knows: replicas that exist and that are ready, expected arrivals, the rates at all looks of the last
+    hour, time in the queue, and of how many replicas the cores are used."""
 
     replicas: int
     ready: int
     requests_per_s: float
+    rates: Sequence[float]
     queue_s: float
     used: float
 
@@ -51,7 +52,7 @@ Use = Callable[[float], float]  # from the share of what a replica holds to the 
 
 
 def by_rule(rule: ScalingRule) -> Wanted:
-    return lambda seen: rule.wanted(seen.replicas, seen.requests_per_s, seen.queue_s)
+    return lambda seen: rule.wanted(seen.replicas, seen.requests_per_s, seen.queue_s, scaling.expected_peak(seen.rates))
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def simulate(arrivals: Sequence[float], wanted: Wanted, replicas: ReplicaRange, 
     pool = _Pool(replicas, ready=min(max(replicas.least, first), replicas.most))
     looks: deque[tuple[float, float, float]] = deque(maxlen=scaling.WINDOW_S)
     backlog = missed = used = 0.0
-    most, before = 0, arrivals[0]
+    rates: deque[float] = deque([arrivals[0]], maxlen=scaling.PEAK_S // scaling.LOOK_S)
+    most = 0
     for second, count in enumerate(arrivals):
         pool.start(second)
         capacity = pool.ready * model.per_replica
@@ -84,8 +86,9 @@ def simulate(arrivals: Sequence[float], wanted: Wanted, replicas: ReplicaRange, 
         most = max(most, pool.size)
         if second % scaling.LOOK_S == scaling.LOOK_S - 1:
             rate, queue, cores = (sum(values) / len(looks) for values in zip(*looks, strict=True))
-            seen = ScalerView(pool.size, pool.ready, scaling.expected_rate(rate, before), queue, cores)
-            before = rate
+            expected = scaling.expected_rate(rate, rates[-1])
+            rates.append(rate)
+            seen = ScalerView(pool.size, pool.ready, expected, rates, queue, cores)
             pool.ask(wanted(seen), second, second + model.start_s)
     return Simulated(sum(arrivals), missed, used / len(arrivals), most)
 

@@ -33,6 +33,8 @@ def service_report(service: Service, burst: float, tried: Simulated | None = Non
     if service.scales:
         grows = f"requests/s of a replica: the load may grow {burst:g} times until a new one answers"
         rows.append(_rate_row("per_replica", "scaled to", rule.per_replica, grows))
+        again = "requests/s, if the load grows again as fast as in the last hour, up to the highest rate of that hour"
+        rows.append(_rate_row("peak_per_replica", "or for a peak of", rule.peak_per_replica, again))
         waits = "mean time in the queue that adds replicas: half of what the goal leaves for waiting"
         rows.append(_row("queue_s", "or at a queue of", rule.queue_s, show_seconds(rule.queue_s), waits))
         most = replicas.most * rule.per_replica
