@@ -14,6 +14,7 @@ from flatout.cli.packages import package_folder
 from flatout.cli.places import cache_folder
 
 if TYPE_CHECKING:
+    from flatout.serving.canary.limits import CanaryLimits
     from flatout.serving.canary.options import CanaryOptions
     from flatout.serving.options import ServeOptions, WantedModel
 
@@ -91,6 +92,9 @@ def serve(
     needs_labels: Annotated[
         bool, typer.Option("--needs-labels", help="Promote only if POST /feedback shows that answers are as often right.")
     ] = False,
+    latency_slack: Annotated[
+        str, typer.Option("--latency-slack", help="A canary may be slower by so much, whatever the factor.")
+    ] = "1 ms",
     drift: Annotated[
         str | None,
         typer.Option("--drift", help="Compare rows with the training data after each period, as '24 h'.", show_default=False),
@@ -147,7 +151,8 @@ def serve(
         explains=explain,
     )
     options = _with_drift(options, drift, drift_allowed, state)
-    options = replace(options, canary=_canary(wanted, canary, shadow, share, canary_key, keep_old, needs_labels, state, runs))
+    limits = _canary_limits(share, needs_labels, latency_slack)
+    options = replace(options, canary=_canary(wanted, canary, shadow, limits, canary_key, keep_old, state, runs))
     sys.path.insert(0, "")  # hooks may be in this folder
     sys.exit(serve_packages(wanted, options, opened=lambda url: _opened(url, [one.name for one in wanted]), say=_say))
 
@@ -164,19 +169,25 @@ def _with_drift(options: ServeOptions, period: str | None, allowed: float, state
     return replace(options, drift=drift, front=replace(options.front, watches_drift=True))
 
 
+def _canary_limits(share: str, needs_labels: bool, latency_slack: str) -> CanaryLimits:
+    from flatout.cli.durations import seconds_of
+    from flatout.serving.canary.limits import CanaryLimits, parse_shares
+
+    slack_s = seconds_of("--latency-slack", latency_slack)
+    return CanaryLimits(stages=parse_shares(share), latency_slack_s=slack_s, needs_labels=needs_labels)
+
+
 def _canary(
     wanted: list[WantedModel],
     canary: str | None,
     shadow: str | None,
-    share: str,
+    limits: CanaryLimits,
     key: str | None,
     keep_old: str,
-    needs_labels: bool,
     state: Path,
     runs: Path,
 ) -> CanaryOptions | None:
     from flatout.base.units import parse_seconds
-    from flatout.serving.canary.limits import CanaryLimits, parse_shares
     from flatout.serving.canary.options import CanaryOptions
 
     if canary is not None and shadow is not None:
@@ -190,7 +201,6 @@ def _canary(
     if key is not None and (key.partition(":")[0] not in ("header", "column") or not key.partition(":")[2]):
         raise UsageError(f"--canary-key is header:NAME or column:NAME, got {key!r}")
     _, folder = package_folder(package, runs, _say)
-    limits = CanaryLimits(stages=parse_shares(share), needs_labels=needs_labels)
     model = name if name is not None else wanted[0].name
     return CanaryOptions(model, folder, state.resolve(), canary is None, key, parse_seconds(keep_old), limits)
 

@@ -50,7 +50,8 @@ class _Test:
     stage: int | None = None
     place: int = 0
     quantile: float = 0.0
-    steps: int = 0  # by how many the canary may be slower
+    steps: int = 0  # by how many the canary may be slower, or
+    slack_s: float = 0.0  # by how many seconds, whichever is more
 
     @property
     def name(self) -> str:
@@ -114,9 +115,9 @@ class CanaryJudge:
                 known = earlier.sum(-1) >= _FEW_STABLE
                 place = quantile_step(earlier, test.quantile)
                 found = []
-                for arm, steps in zip(arms, (0, test.steps), strict=True):
+                for arm, above in zip(arms, (place, tally.step_after(place, test.steps, test.slack_s)), strict=True):
                     some = arm[..., where]
-                    found.append((some.sum(-1) * known, slower(some, place + steps) * known))
+                    found.append((some.sum(-1) * known, slower(some, above) * known))
         return found[0][0], found[0][1], found[1][0], found[1][1]
 
     # ---- what is known ----
@@ -239,7 +240,8 @@ def _tests(limits: CanaryLimits, classes: int, numeric: bool) -> list[_Test]:
 
         made.append(_Test(JudgedFigure.ERRORS, null(limits.errors_allowed, limits.errors_bad), 1.0, stage))
         slow, how_slow = ShareNull(above=not is_worse), steps(limits.latency_allowed, limits.latency_bad)
-        made += [_Test(JudgedFigure.LATENCY, slow, 1 / len(QUANTILES), stage, quantile=q, steps=how_slow) for q in QUANTILES]
+        slack_s = limits.latency_slack_s if is_worse else limits.latency_slack_bad_s
+        made += [_Test(JudgedFigure.LATENCY, slow, 1 / len(QUANTILES), stage, 0, q, how_slow, slack_s) for q in QUANTILES]
         labels = 1.0 if is_worse or limits.needs_labels else 0.0
         if numeric:
             made += [_Test(JudgedFigure.MISSES, slow, labels / 2, stage, quantile=q, steps=how_slow) for q in QUANTILES[:2]]
@@ -267,9 +269,12 @@ def _rates(test: _Test, stable: Array, limits: CanaryLimits) -> tuple[float, flo
         return None
     place, total = quantile_step(counts, test.quantile), float(counts.sum())
     rate = float(slower(counts, place)) / total
+    above = int(tally.step_after(place, test.steps, test.slack_s))
     if test.stage is not None:
-        return rate, float(slower(counts, place + test.steps)) / total
-    return rate, _slower_tail(counts / total, test.quantile, limits.latency_bad, int(place) + test.steps)
+        return rate, float(slower(counts, np.asarray(above))) / total
+    slack_s = limits.latency_slack_bad_s if test.slack_s else 0.0
+    bad = tally.step_after(place, tally.steps_of_factor(limits.latency_bad), slack_s)
+    return rate, _slower_tail(counts / total, test.quantile, 2 ** (float(bad - place) / tally.STEPS), above)
 
 
 def _latencies_a_request(seen: Sequence[Array]) -> tuple[float, float]:

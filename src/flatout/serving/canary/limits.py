@@ -16,7 +16,8 @@ class CanaryLimits:
     """Of each figure two values: up to `allowed` more than the stable version's is fine, `bad` more must not be promoted.
 
     Errors, wrong answers and shifts of predictions are differences of shares; latencies (and sizes of errors of numbers) are
-    factors. Early stages rule out only what is several times `bad`: few requests are at risk there.
+    factors, and a latency that is no more than `latency_slack_s` longer is fine, three times that is bad. Early stages rule out
+    only what is several times `bad`: few requests are at risk there.
     """
 
     stages: tuple[float, ...] = STAGES
@@ -24,6 +25,7 @@ class CanaryLimits:
     errors_bad: float = 0.005
     latency_allowed: float = 1.09
     latency_bad: float = 1.3
+    latency_slack_s: float = 0.001  # what two processes on the same cores differ by
     wrong_allowed: float = 0.005
     wrong_bad: float = 0.02
     shift_allowed: float = 0.1
@@ -36,6 +38,10 @@ class CanaryLimits:
         stages = self.stages
         if not stages or any(not 0 < one < 1 for one in stages) or list(stages) != sorted(set(stages)):
             raise UsageError(f"the shares of a canary grow and are between 0% and 100%, got {shown_shares(stages)}")
+
+    @property
+    def latency_slack_bad_s(self) -> float:
+        return 3 * self.latency_slack_s
 
     @property
     def times_bad(self) -> tuple[float, ...]:

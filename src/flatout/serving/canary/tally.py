@@ -36,6 +36,12 @@ def step_end_s(step: int) -> float:
     return float(_FIRST_S * 2 ** ((step + 1) / STEPS))
 
 
+def step_after(step: Any, steps: int, seconds: float) -> Array:
+    """The step that is so many steps, or so many seconds, above a step, whichever is more."""
+    step = np.asarray(step)
+    return np.maximum(step + steps, step_of(_FIRST_S * 2 ** ((step + 1) / STEPS) + seconds) if seconds else 0)
+
+
 def steps_of_factor(factor: float) -> int:
     """The number of steps that is nearest to a factor, at least one."""
     return max(1, round(STEPS * float(np.log2(factor))))
