@@ -273,8 +273,8 @@ def _rates(test: _Test, stable: Array, limits: CanaryLimits) -> tuple[float, flo
     if test.stage is not None:
         return rate, float(slower(counts, np.asarray(above))) / total
     slack_s = limits.latency_slack_bad_s if test.slack_s else 0.0
-    bad = tally.step_after(place, tally.steps_of_factor(limits.latency_bad), slack_s)
-    return rate, _slower_tail(counts / total, test.quantile, 2 ** (float(bad - place) / tally.STEPS), above)
+    worse = tally.step_after(place, tally.steps_of_factor(limits.latency_bad), slack_s)
+    return rate, _slower_tail(counts / total, test.quantile, 2 ** (float(worse - place) / tally.STEPS), above)
 
 
 def _latencies_a_request(seen: Sequence[Array]) -> tuple[float, float]:

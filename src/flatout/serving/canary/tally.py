@@ -39,7 +39,7 @@ def step_end_s(step: int) -> float:
 def step_after(step: Any, steps: int, seconds: float) -> Array:
     """The step that is so many steps, or so many seconds, above a step, whichever is more."""
     step = np.asarray(step)
-    return np.maximum(step + steps, step_of(_FIRST_S * 2 ** ((step + 1) / STEPS) + seconds) if seconds else 0)
+    return np.asarray(np.maximum(step + steps, step_of(_FIRST_S * 2 ** ((step + 1) / STEPS) + seconds) if seconds else 0))
 
 
 def steps_of_factor(factor: float) -> int:
