@@ -28,6 +28,7 @@ from flatout.tuning.crew.far import answer_rank_0, far_seats
 from flatout.tuning.crew.own_seats import on_devices, own_seats
 from flatout.tuning.crew.placing import TrialWork
 from flatout.tuning.crew.seats import CrewSeat
+from flatout.tuning.start import StudyStart
 from flatout.tuning.study.driver import Driver
 from flatout.tuning.training.layout import STACKED, Layout
 from flatout.world.joining import ProcessPlace
@@ -58,9 +59,18 @@ def _stacks_of_four() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _torch_is_imported_once() -> Iterator[None]:
+    """Processes of all studies here are forked from one template, as those of one study are."""
+    with StudyStart() as start:
+        tuned.start = start  # type: ignore[attr-defined]
+        yield
+
+
 def tuned(place: Path, runs: Path, device: str | None = TWO) -> fo.Study:
     space = {"lr": "1e-3..3e-1", "model.hidden": [[8], [16]]}
-    return fo.tune(place / "recipe.yaml", space, trials=8, device=device, runs=runs, cache=place / "cache")
+    start: StudyStart = tuned.start  # type: ignore[attr-defined]
+    return fo.tune(place / "recipe.yaml", space, trials=8, device=device, runs=runs, cache=place / "cache", start=start)
 
 
 @pytest.fixture(scope="module")

@@ -194,7 +194,7 @@ def test_a_stack_is_measured_on_a_busy_machine_if_it_is_short(
 ) -> None:
     """Trials one after another took all of the time: without a stack of them nothing would be known."""
 
-    def alone(*_: Any) -> float:
+    def alone(*_: Any, **__: Any) -> float:
         time.sleep(0.3)
         return rate
 

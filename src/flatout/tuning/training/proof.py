@@ -44,6 +44,8 @@ def prove(group: Group, candidates: Sequence[TrialCandidate], convolutions: str 
     if why := cannot_be_stacked(group):
         return StackProof(False, f"trials of this recipe can't be stacked: {why}")
     group = group.in_precision("fp32")
+    if group.device.type == "cpu":
+        group = group.in_threads(1)  # so few steps gain nothing from more, which wait for each other on busy cores
     try:
         stack, alone = TrialStack(group, candidates, convolutions), Alone(group, candidates)
         stack.train(1)
