@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -405,6 +409,23 @@ def test_a_study(tmp_path: Path) -> None:
         score for event in study.folder.events() if event["kind"] == "rung" for score in event["scores"].values() if score
     )
     assert best > 0.9
+
+
+def test_forks_of_the_command_use_the_device(tmp_path: Path) -> None:
+    """The command has imported torch when it forks them; CUDA that had been started by then could not be used in them."""
+    (tmp_path / "recipe.yaml").write_text(
+        "data: {digits: null, holdout: 0.3}\nmodel: {mlp: {hidden: [16]}}\nbatch: 64\nlr: 1e-3\nbudget: 32 steps\n"
+        "settings: {device: cuda}\n"
+    )
+    words = ["tune", "recipe.yaml", "lr=1e-3..1e-1", "--trials", "4", "--json", "--quiet"]
+    environment = {**os.environ, "FLATOUT_CACHE": str(tmp_path / "cache")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "flatout", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert told["result"]["finished_trials"] >= 1 and told["asked"]["about"]["device"].startswith("cuda")
+    assert not told["result"]["lost_processes"] and told["parts"]["process"] < told["result"]["seconds"]
 
 
 def test_processes_share_the_device(tmp_path: Path, device: torch.device) -> None:
