@@ -146,11 +146,22 @@ def written_into_another(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tenso
     return torch.stack([kept, q @ k.mT]).sum(0).softmax(-1) @ v
 
 
+def with_two_large_numbers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    late = torch.arange(40) > 20  # a row that is hidden as a whole looks at those that are hidden less
+    return (q @ k.mT).masked_fill(mask == 0, -1e9).masked_fill(late[:, None], -1e4).softmax(-1) @ v
+
+
+def with_a_large_number_after_infinity(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    late = torch.arange(40) > 20
+    scores = (q @ k.mT).masked_fill(mask == 0, -math.inf)
+    return scores.masked_fill(late[:, None], -1e9).softmax(-1) @ v
+
+
 @pytest.mark.parametrize(
     "attention",
     [
         with_a_stable_softmax, with_a_learned_scale, over_the_queries, without_a_softmax, with_a_second_use, masked_afterwards,
-        written_into_another,
+        written_into_another, with_two_large_numbers, with_a_large_number_after_infinity,
     ],
     ids=lambda one: one.__name__,
 )  # fmt: skip

@@ -38,7 +38,7 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 @dataclass(frozen=True)
 class _Attention:
     """`query` and `key`: [batch, heads, rows, width] or [batch, rows, width]. `keep`: True where a key may be looked at, other
-    scores are -inf. `hidden`: True where the score is a number so low that its share is 0."""
+    scores are -inf. `hidden`: True where the score is `low`, a number so low that its share is 0."""
 
     query: Tensor
     key: Tensor
@@ -46,6 +46,7 @@ class _Attention:
     bias: Tensor | None = None
     keep: Tensor | None = None
     hidden: Tensor | None = None
+    low: float = 0.0
     normalised: bool = False  # the softmax was taken
     dropped: float = 0.0
 
@@ -285,7 +286,7 @@ def _scaled(scores: Scores, attention: _Attention, call: Call, args: Any, named:
     if not number > 0 or not math.isfinite(number):
         return None
     bias = None if attention.bias is None else attention.bias * number
-    return scores._with(call, replace(attention, scale=attention.scale * number, bias=bias))
+    return scores._with(call, replace(attention, scale=attention.scale * number, bias=bias, low=attention.low * number))
 
 
 def _added(scores: Scores, attention: _Attention, call: Call, args: Any, named: dict[str, Any]) -> Scores | None:
@@ -324,8 +325,11 @@ def _hidden(scores: Scores, attention: _Attention, call: Call, mask: Any, value:
     if number == -math.inf:
         keep = ~mask if attention.keep is None else attention.keep & ~mask
         return scores._with(call, replace(attention, keep=keep))
+    # a row that is hidden as a whole would look at the higher ones
+    if attention.keep is not None or (attention.hidden is not None and number != attention.low):
+        return None
     hidden = mask if attention.hidden is None else attention.hidden | mask
-    return scores._with(call, replace(attention, hidden=hidden))
+    return scores._with(call, replace(attention, hidden=hidden, low=number))
 
 
 def _normalised(scores: Scores, attention: _Attention, call: Call, args: Any, named: dict[str, Any]) -> Scores | None:
