@@ -19,8 +19,8 @@ _COLUMNS = (
     TableColumn("stable", "stable", right=True),
     TableColumn("other", "new", right=True),
     TableColumn("interval", "interval", right=True),
-    TableColumn("n", "of the new one's", right=True),
-    TableColumn("verdict", "verdict"),
+    TableColumn("n", "n of the new", right=True),
+    TableColumn("verdict", "verdict", shown=False),  # that of the whole
 )
 
 
