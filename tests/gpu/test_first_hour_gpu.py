@@ -12,6 +12,7 @@ from torch import nn
 
 import flatout as fo
 from flatout.objectives.build import build
+from flatout.objectives.joining import adder
 from flatout.objectives.named.measured import measured
 from flatout.objectives.named.parse import named_metrics_of
 
@@ -41,13 +42,13 @@ def test_metrics_are_those_of_the_cpu_and_wait_for_nothing(objective: str, names
         plain = build(objective, ["x"])
         asked = measured(plain, named_metrics_of(names, plain), None)
         model, meter = network(4 if objective == "classify" else 1).to(place).eval(), asked.meter(place)
+        add = adder(asked, meter)
         rows = batches(objective, place)
         with torch.no_grad():
             for number, batch in enumerate(rows):
                 if number == 1 and place.type == "cuda":  # the first one may set things up
                     torch.cuda.set_sync_debug_mode("error")
-                output = asked.forward(model, batch)
-                meter.update(output, *asked.loss(output, batch), batch)
+                add(asked.forward(model, batch), batch)
         torch.cuda.set_sync_debug_mode("default")
         found[place.type] = meter.result()
     assert found["cuda"].keys() == found["cpu"].keys() and len(found["cpu"]) > len(names)

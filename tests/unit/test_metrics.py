@@ -214,3 +214,31 @@ def test_areas_do_not_depend_on_the_number_of_threads() -> None:
         found.append(areas_under_curve(scores, labels).tolist())
     torch.set_num_threads(before)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("scale", [1e-42, 1e-30, 1.0, 1e4, 3e37])
+@pytest.mark.parametrize("apart", [False, True])
+def test_areas_of_scores_of_any_size_are_exact(scale: float, apart: bool) -> None:
+    """They are sorted as integers with one bit less, where that is exact. `apart`: some are tiny beside others."""
+    draw = torch.Generator().manual_seed(0)
+    scores, labels = torch.randn(700, 2, generator=draw) * scale, torch.rand(700, 2, generator=draw) < 0.4
+    if apart:
+        scores[::2] *= 1e-6 if scale > 1 else 1e6
+        scores[1::7] *= 1e-34
+    scores[::11] = 0.0
+    for ours, theirs in (
+        (areas.areas_under_curve, sklearn_metrics.roc_auc_score),
+        (areas.average_precisions, sklearn_metrics.average_precision_score),
+    ):
+        expected = [theirs(labels[:, place], scores[:, place].double()) for place in range(2)]
+        assert ours(scores, labels).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_areas_of_class_numbers_are_those_of_marks() -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores, labels = torch.randn(900, 40, generator=draw), torch.randint(0, 39, (900,), generator=draw)  # one never occurs
+    labels[labels == 3] = 5  # common
+    marks = labels[:, None] == torch.arange(40)
+    for ours in (areas.areas_under_curve, areas.average_precisions):
+        assert ours(scores, labels).tolist() == pytest.approx(ours(scores, marks).tolist(), abs=1e-12, nan_ok=True)
+        assert ours(scores.t().contiguous().t(), labels).tolist() == pytest.approx(ours(scores, labels).tolist(), nan_ok=True)

@@ -16,6 +16,7 @@ from flatout.engine.one_process import Exchange
 from flatout.engine.passes import Batch
 from flatout.engine.precision import autocast
 from flatout.machine.out_of_memory import is_out_of_memory
+from flatout.objectives.joining import adder
 from flatout.objectives.objective import Meter, Objective
 
 Found = TypeVar("Found")
@@ -51,12 +52,12 @@ def collect(
 ) -> Meter | None:
     """The sums that metrics are computed from, or None if `should_stop` said so."""
     meter = objective.meter(device)
+    add = adder(objective, meter)
     for batch in batches:
         if should_stop():
             return None
         output = objective.forward(model, batch) if exchange is None else exchange.look(objective.forward, batch)
-        loss_sum, weight = objective.loss(output, batch)
-        meter.update(output, loss_sum, weight, batch)
+        add(output, batch)
     return meter
 
 

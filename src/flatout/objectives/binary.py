@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flatout.base.errors import ModelError, UsageError
+from flatout.objectives.columns import above, how_many
 from flatout.objectives.inputs import Batch
 from flatout.objectives.joining import JoinedMeter
 from flatout.objectives.metrics import SumMeter, area_under_curve, ratio
@@ -60,6 +61,9 @@ class Binary(Objective):
     def loss_is_log_loss(self) -> bool:
         return type(self).loss is Binary.loss and self.pos_weight is None and self.class_weights is None and self.focal is None
 
+    def joins(self, batch: Batch) -> bool:
+        return type(self).loss is Binary.loss
+
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         logits, target = checked_targets(self.name, output, batch)
         rows = len(target)
@@ -78,7 +82,7 @@ class Binary(Objective):
         return 1
 
     def meter(self, device: torch.device) -> Meter:
-        return JoinedMeter(_BinaryMeter(device), device)
+        return JoinedMeter(_BinaryMeter(device), device, self)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
         logit = full_precision(output).flatten()[:, None]
@@ -126,7 +130,8 @@ def check_zero_one(name: str, target: Tensor) -> None:
 
 def _measure(output: Tensor, batch: Batch) -> dict[str, Tensor | float]:
     target = batch["y"].flatten()
-    return {"correct": ((output.flatten() >= 0) == target.bool()).sum(), "count": float(target.numel())}
+    right = above(output.flatten(), 0, or_equal=True) == target.bool()
+    return {"correct": how_many(right), "count": float(target.numel())}
 
 
 def _finish(total: Mapping[str, float]) -> dict[str, float]:

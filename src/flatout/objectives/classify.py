@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flatout.base.errors import DataError, ModelError, UsageError
+from flatout.objectives.class_rows import ClassRows, Scratch, class_rows
 from flatout.objectives.inputs import Batch
 from flatout.objectives.joining import JoinedMeter
 from flatout.objectives.likeliest import highest_place
-from flatout.objectives.metrics import SumMeter, ratio
+from flatout.objectives.metrics import SumMeter, of_rows, ratio
 from flatout.objectives.objective import Loss, Meter, Objective, Task, checked_targets, full_precision, shown
 from flatout.objectives.weighting import DeviceWeights, check_gamma, check_weights, focal_factor
 
@@ -61,6 +62,12 @@ class Classify(Objective):
     @property
     def loss_is_log_loss(self) -> bool:
         return type(self).loss is Classify.loss and not self.label_smoothing and self._weights is None and self.focal is None
+
+    def joins(self, batch: Batch) -> bool:
+        return type(self).loss is Classify.loss and "mix" not in batch
+
+    def rows(self, output: Tensor, batch: Batch, scratch: Scratch) -> ClassRows | None:
+        return class_rows(output, batch["y"], scratch=scratch) if self.loss_is_log_loss else None
 
     def _of_rows(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The loss and the weight of each row."""
@@ -110,7 +117,7 @@ class Classify(Objective):
         return classes
 
     def meter(self, device: torch.device) -> Meter:
-        return JoinedMeter(SumMeter(device, _measure, _finish), device)
+        return JoinedMeter(SumMeter(device, _measure, _finish, of_rows), device, self)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
         probabilities = full_precision(output).softmax(1)

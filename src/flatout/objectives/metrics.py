@@ -10,48 +10,68 @@ import torch
 from torch import Tensor
 
 from flatout.objectives.areas import areas_under_curve
+from flatout.objectives.class_rows import ClassRows
 from flatout.objectives.inputs import Batch
 
 Sums = Mapping[str, Tensor | float]
 
 
 class SumMeter:
-    """Adds up what `measure` returns for each batch, the loss and its weight; `finish` computes metrics from the totals."""
+    """Adds up what `measure` returns for each batch, the loss and its weight; `finish` computes metrics from the totals.
+    `of_rows` returns the same from one pass over the logits."""
 
     def __init__(
         self,
         device: torch.device,
         measure: Callable[[Any, Batch], Sums],
         finish: Callable[[Mapping[str, float]], dict[str, float]],
+        of_rows: Callable[[ClassRows], Mapping[str, float]] | None = None,
     ) -> None:
         self._device = device
         self._measure = measure
         self._finish = finish
+        self._of_rows = of_rows
         self._totals: dict[str, Tensor] = {}
+        self._known: dict[str, float] = {}  # of numbers that were never on a device
 
     def update(self, output: Any, loss_sum: Tensor, weight: float | Tensor, batch: Batch) -> None:
-        found: Sums = {"loss": loss_sum.detach(), "weight": weight, **self._measure(output, batch)}
+        self._add({"loss": loss_sum.detach(), "weight": weight})
+        self._add(self._measure(output, batch))
+
+    def look(self, rows: ClassRows, output: Any, batch: Batch) -> None:
+        """As `update`, with the loss from the same pass."""
+        self._add({"loss": rows.loss, "weight": rows.weight})
+        self._add(self._measure(output, batch) if self._of_rows is None else self._of_rows(rows))
+
+    def _add(self, found: Sums) -> None:
         for name, value in found.items():
+            if not isinstance(value, Tensor):
+                self._known[name] = self._known.get(name, 0.0) + value
+                continue
             if name not in self._totals:
                 self._totals[name] = zeros(self._device)
             self._totals[name] += value
 
     def result(self) -> dict[str, float]:
-        if not self._totals:
-            return {}
-        values = torch.stack(list(self._totals.values())).tolist()
-        return self._finish(dict(zip(self._totals, values, strict=True)))
+        found = dict(self._known)
+        if self._totals:
+            for name, value in zip(self._totals, torch.stack(list(self._totals.values())).tolist(), strict=True):
+                found[name] = found.get(name, 0.0) + value
+        return self._finish(found) if found else {}
 
     def collected(self) -> dict[str, Tensor]:
-        return dict(self._totals)
+        known = {name: torch.tensor(value, dtype=accumulator(self._device)) for name, value in self._known.items()}
+        both = {name: total + known[name] for name, total in self._totals.items() if name in known}
+        return {**known, **self._totals, **both}
 
     def put_together(self, shares: Sequence[Mapping[str, Tensor]]) -> None:
-        self._totals = {}
+        self._totals, self._known = {}, {}
         for share in shares:
-            for name, value in share.items():
-                if name not in self._totals:
-                    self._totals[name] = zeros(self._device)
-                self._totals[name] += value.to(self._device)
+            self._add({name: value.to(self._device) for name, value in share.items()})
+
+
+def of_rows(rows: ClassRows) -> Mapping[str, float]:
+    return {"correct": rows.correct, "count": rows.weight}
 
 
 class Spread:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flatout.base.errors import DataError, ModelError
 from flatout.objectives.binary import check_zero_one
+from flatout.objectives.columns import above, how_many
 from flatout.objectives.inputs import Batch
 from flatout.objectives.joining import JoinedMeter
 from flatout.objectives.metrics import SumMeter, ratio
@@ -57,6 +58,9 @@ class Multilabel(Objective):
     def loss_is_log_loss(self) -> bool:
         return type(self).loss is Multilabel.loss and self._weights is None and self.focal is None
 
+    def joins(self, batch: Batch) -> bool:
+        return type(self).loss is Multilabel.loss
+
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         logits, target = checked_targets(self.name, output, batch)
         if target.dim() < 2:
@@ -83,7 +87,7 @@ class Multilabel(Objective):
         return math.prod(target_shape)
 
     def meter(self, device: torch.device) -> Meter:
-        return JoinedMeter(SumMeter(device, _measure, _finish), device)
+        return JoinedMeter(SumMeter(device, _measure, _finish), device, self)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
         probabilities = full_precision(output).sigmoid()
@@ -91,13 +95,13 @@ class Multilabel(Objective):
 
 
 def _measure(output: Tensor, batch: Batch) -> dict[str, Tensor | float]:
-    target, guess = batch["y"].bool(), output >= 0
+    target, guess = batch["y"].bool(), above(output, 0, or_equal=True)
     return {
-        "correct": (guess == target).sum(),
+        "correct": how_many(guess == target),
         "count": float(target.numel()),
-        "hits": (guess & target).sum(),
-        "guessed": guess.sum(),
-        "true": target.sum(),
+        "hits": how_many(guess & target),
+        "guessed": how_many(guess),
+        "true": how_many(target),
     }
 
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from flatout.base.errors import DataError, ModelError
 from flatout.objectives.chunked_loss import HasHead, chunked_loss, joined_loss, lacks_head, projection_of
+from flatout.objectives.class_rows import ClassRows, Scratch, class_rows
 from flatout.objectives.inputs import Batch
 from flatout.objectives.joining import JoinedMeter
 from flatout.objectives.likeliest import highest_place
-from flatout.objectives.metrics import SumMeter, ratio
+from flatout.objectives.metrics import SumMeter, of_rows, ratio
 from flatout.objectives.objective import Loss, LossFunction, Meter, Objective, Task, checked_targets, full_precision, shown
 from flatout.objectives.token_loss import fused_loss, has_kernels, plain_loss, token_loss
 
@@ -81,6 +82,12 @@ class NextToken(Objective):
     def loss_is_log_loss(self) -> bool:
         return not self._is_redefined
 
+    def joins(self, batch: Batch) -> bool:
+        return not self._is_redefined
+
+    def rows(self, output: Tensor, batch: Batch, scratch: Scratch) -> ClassRows | None:
+        return None if self._is_redefined else class_rows(output.flatten(0, -2), _tokens(batch), self._ignored, scratch)
+
     @property
     def _ignored(self) -> int:
         return NEVER if self.ignore is None else self.ignore
@@ -122,7 +129,7 @@ class NextToken(Objective):
         return vocabulary
 
     def meter(self, device: torch.device) -> Meter:
-        return JoinedMeter(SumMeter(device, self._measure, _finish), device)
+        return JoinedMeter(SumMeter(device, self._measure, _finish, of_rows), device, self)
 
     def decode(self, output: Tensor) -> dict[str, Tensor]:
         """The most likely next token after every position; the last column continues the text."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.base.errors import DataError, ModelError, UsageError
+from flatout.objectives.class_rows import ClassRows, Scratch
 from flatout.objectives.inputs import Batch, Inputs
 
 Loss = tuple[Tensor, float | Tensor]
@@ -78,6 +79,15 @@ class Objective(ABC):
     def loss_is_log_loss(self) -> bool:
         """Whether the loss sums -log p of what is true, each with the same weight: metrics need not compute it again."""
         return False
+
+    def joins(self, batch: Batch) -> bool:
+        """Whether the loss needs only the output and `y`, so that evaluation may compute it for several batches at once."""
+        return False
+
+    def rows(self, output: Any, batch: Batch, scratch: Scratch) -> ClassRows | None:
+        """The output as rows of logits, if the loss sums -log p of their true classes, and one pass over them gives it together
+        with what metrics read."""
+        return None
 
     def __call__(self, model: nn.Module, batch: Batch) -> Loss:
         return self.loss(self.forward(model, batch), batch)

@@ -61,6 +61,9 @@ class Regress(Objective):
             target = (target - self._centre) / self._spread
         return LOSSES[self.error](values, target, reduction="sum"), float(target.numel())
 
+    def joins(self, batch: Batch) -> bool:
+        return type(self).loss is Regress.loss
+
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         values, target = checked_targets(self.name, output, batch)
         # [rows, 1] against [rows] would silently broadcast to [rows, rows]: shapes must agree except for a last axis of 1
@@ -76,7 +79,7 @@ class Regress(Objective):
         return math.prod(target_shape)
 
     def meter(self, device: torch.device) -> Meter:
-        return JoinedMeter(_RegressMeter(device, self._real), device)
+        return JoinedMeter(_RegressMeter(device, self._real), device, self)
 
     def in_units(self, output: Any) -> Any:
         return self._real(full_precision(output)) if isinstance(output, Tensor) and self._is_scaled else output

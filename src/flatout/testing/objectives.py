@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from flatout.base.errors import ModelError
 from flatout.objectives.inputs import Batch
+from flatout.objectives.joining import adder
 from flatout.objectives.objective import Loss, Meter, Objective, is_shared
 
 _CUTS = (0, 1, 3)  # split points of a batch: parts of 1, 2 and the rest
@@ -138,8 +139,7 @@ class ObjectiveConformance:
         meter, model = self.objective.meter(torch.device("cpu")), self._model()
         with torch.no_grad():
             for batch in batches:
-                output = self.objective.forward(model, batch)
-                meter.update(output, *self.objective.loss(output, batch), batch)
+                adder(self.objective, meter)(self.objective.forward(model, batch), batch)
         return meter
 
     def _measured(self, *batches: Batch) -> dict[str, float]:

@@ -26,6 +26,7 @@ from flatout.engine.one_process import Exchange
 from flatout.engine.parallel.context import own_stretches
 from flatout.engine.passes import Batch
 from flatout.machine.out_of_memory import is_out_of_memory
+from flatout.objectives.joining import adder
 from flatout.objectives.objective import Meter, Objective, is_shared
 from flatout.world.world import World
 
@@ -129,8 +130,7 @@ class SharedEvaluation:
             return reason
         try:
             if counts and output is not None:  # None: another process has the output
-                loss_sum, weight = self.objective.loss(output, batch)
-                meter.update(output, loss_sum, weight, batch)
+                adder(self.objective, meter)(output, batch)
         except (RuntimeError, MemoryError) as error:
             return _of_memory(error)
         return ""

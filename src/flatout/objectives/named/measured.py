@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from flatout.base.errors import UsageError
+from flatout.objectives.class_rows import ClassRows, Scratch
 from flatout.objectives.inputs import Batch
 from flatout.objectives.joining import JoinedMeter
-from flatout.objectives.metrics import accumulator
+from flatout.objectives.metrics import SumMeter, accumulator
 from flatout.objectives.named.gathering import Gathered, on_host
 from flatout.objectives.named.metric import NamedMetric
-from flatout.objectives.named.seen import TASKS, possible_tasks, see, see_raw, shapes_of
+from flatout.objectives.named.seen import TASKS, possible_tasks, see, see_raw, see_rows, shapes_of
 from flatout.objectives.named.waiting import LaterRows
 from flatout.objectives.objective import Loss, Meter, Objective, SharedMeter, Task, is_shared
 
@@ -43,6 +44,12 @@ class MeasuredObjective(Objective):
     def loss(self, output: Any, batch: Batch) -> Loss:
         return self.of.loss(output if self.of.of_output else output[0], batch)
 
+    def joins(self, batch: Batch) -> bool:
+        return self.of.joins(batch)
+
+    def rows(self, output: Any, batch: Batch, scratch: Scratch) -> ClassRows | None:
+        return self.of.rows(output, batch, scratch)
+
     def check(self, output: Any, batch: Batch, outputs: int | None = None) -> None:
         self.of.check(output if self.of.of_output else output[0], batch, outputs)
 
@@ -57,7 +64,7 @@ class MeasuredObjective(Objective):
     def meter(self, device: torch.device) -> Meter:
         own = self.of.meter(device)
         if isinstance(own, JoinedMeter):
-            return JoinedMeter(_SharedNamedMeter(self, own.inner, device), device)
+            return JoinedMeter(_SharedNamedMeter(self, own.inner, device), device, self if own.of is self.of else None)
         return _SharedNamedMeter(self, own, device) if is_shared(own) else _NamedMeter(self, own, device)
 
 
@@ -81,14 +88,31 @@ class _NamedMeter:
         of = self._measured.of
         given, output = (output, output) if of.of_output else output
         self._own.update(given, loss_sum, weight, batch)
+        loss = loss_sum.detach().to(accumulator(self._device), copy=True) if of.loss_is_log_loss else None
+        self._see(output, batch, loss)
+
+    def look(self, rows: ClassRows, output: Any, batch: Batch) -> None:
+        """As `update`, with the loss from the same pass."""
+        if isinstance(self._own, SumMeter):
+            self._own.look(rows, output, batch)
+        else:
+            self._own.update(output, torch.tensor(rows.loss, dtype=torch.float64), rows.weight, batch)
+        self._see(output, batch, None, rows)
+
+    def _see(self, output: Any, batch: Batch, loss: Tensor | None, rows: ClassRows | None = None) -> None:
+        of = self._measured.of
         if not self._tasks:
             self._tasks = {metric.name: self._task_of(metric, output, batch) for metric in self._measured.named}
         if not self._views:
             self._views = self._made_views()
-        loss = loss_sum.detach().to(accumulator(self._device), copy=True) if of.loss_is_log_loss else None
         for view, gathered in self._views.items():
             real = of.in_units(output)
-            seen = see_raw(real, batch) if view == "raw" else see(cast(Task, view), real, batch, of.ignored_target, loss)
+            if view == "raw":
+                seen = see_raw(real, batch)
+            elif rows is not None and view == of.task:
+                seen = see_rows(view, rows, of.ignored_target)
+            else:
+                seen = see(cast(Task, view), real, batch, of.ignored_target, loss)
             for one in self._waiting.setdefault(view, LaterRows()).add(seen, gathered):
                 one.update(seen)
 

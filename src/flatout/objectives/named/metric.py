@@ -21,6 +21,7 @@ from flatout.objectives.named.gathering import (
     calibration_bins,
     class_counts,
     confusion_cells,
+    hit_counts,
     label_counts,
     log_losses,
     ranks,
@@ -65,7 +66,7 @@ class NamedMetric(ABC):
 @dataclass(frozen=True)
 class Accuracy(NamedMetric):
     def gathering(self, task: Task) -> Needed:
-        return label_counts() if task == "labels" else class_counts()
+        return label_counts() if task == "labels" else hit_counts()
 
     def finish(self, found: Tensors, task: Task, names: Names) -> Scores:
         return {"": formulas.accuracy(found)}

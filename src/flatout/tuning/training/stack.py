@@ -19,6 +19,7 @@ from flatout.engine.device import start_counting, sync_point
 from flatout.engine.evaluation import looking
 from flatout.engine.precision import autocast
 from flatout.engine.surroundings import process_set_up
+from flatout.objectives.joining import adder
 from flatout.objectives.objective import Meter
 from flatout.tuning.training.candidate import TrialCandidate
 from flatout.tuning.training.joined_outputs import JoinedOutputs
@@ -134,9 +135,7 @@ class TrialStack:
         objective = self.group.job.evaluated
         for outputs, batch in found:
             for place, meter in enumerate(meters):
-                output = _at(outputs, place)
-                loss_sum, weight = objective.loss(output, batch)
-                meter.update(output, loss_sum, weight, batch)
+                adder(objective, meter)(_at(outputs, place), batch)
 
     def keep(self, numbers: Sequence[int]) -> None:
         """Forget all others, and give their memory back: the stack is compacted."""
