@@ -186,3 +186,67 @@ def test_an_evaluation_on_rows_of_the_training(evaluated: str, found: str) -> No
     assert watched.diagnosis is not None
     told = {one.id: one.evidence for one in watched.diagnosis.findings if one.about == WRONG}
     assert found in told["evaluated_on_training_data"] if found else not told
+
+
+@pytest.mark.parametrize("set_back", [False, True])
+def test_a_model_that_stays_in_evaluation_mode(set_back: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 1), nn.Dropout(0.1))
+    step = Learner(model, X, lambda answer: answer.square().mean())
+    done: list[int] = []
+
+    def one() -> None:
+        model.train(set_back or len(done) < 6)
+        done.append(1)
+        step()
+
+    assert ("eval_mode_in_training" in wrong(one)) != set_back
+
+
+@pytest.mark.parametrize("value, found", [(0.0, True), (1.0, False)])
+def test_a_loss_that_is_not_finite(value: float, found: bool) -> None:
+    x = torch.full((16, 8), value).log()
+    assert ("not_finite" in wrong(Learner(nn.Linear(8, 1), x, lambda answer: answer.square().mean()))) == found
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_data_in_the_order_of_its_classes(shuffle: bool) -> None:
+    kinds = torch.arange(6).repeat_interleave(48)
+    loader = DataLoader(TensorDataset(torch.randn(288, 8), kinds), batch_size=16, shuffle=shuffle)
+    model = nn.Linear(8, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+    with fo.doctor.watch(steps=WATCHED, tell=io.StringIO()) as watched:
+        for x, y in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert watched.diagnosis is not None
+    assert ("sorted_data" in {one.id for one in watched.diagnosis.findings}) != shuffle
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_schedule_for_epochs_that_is_called_for_each_batch(every: int) -> None:
+    step = Learner(nn.Linear(8, 1), X, lambda answer: answer.square().mean())
+    schedule = torch.optim.lr_scheduler.StepLR(step.optimizer, 1, gamma=0.5)
+    done: list[int] = []
+
+    def one() -> None:
+        step()
+        done.append(1)
+        if len(done) % every == 0:
+            schedule.step()
+
+    assert ("vanished_learning_rate" in wrong(lambda: [one() for _ in range(6)])) == (every == 1)
+
+
+def test_a_loss_under_vmap_is_computed_as_ever() -> None:
+    model = nn.Linear(8, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=True)
+    kinds = torch.zeros(3, 16, dtype=torch.long)
+
+    def step() -> None:
+        losses = torch.func.vmap(lambda x, y: F.cross_entropy(model(x), y))(torch.randn(3, 16, 8), kinds)
+        optimizer.zero_grad()
+        losses.mean().backward()
+        optimizer.step()
+
+    assert not wrong(step)

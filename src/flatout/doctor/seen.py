@@ -19,6 +19,7 @@ class ScriptLoader:
     persistent: bool
     dataset: str
     iterable: bool
+    in_order: bool = False  # reads a dataset from its first row to its last
     batched: bool = True  # by a batch sampler, the script's or torch's
     context: str = ""
     ahead: int = 0  # batches that its workers prefetch
@@ -69,6 +70,8 @@ class Optimizer:
     steps: int = 0
     without_gradient: int = 0  # tensors that never had a gradient
     without_gradient_elements: int = 0
+    highest_rate: float = 0.0
+    tiny_rates: int = 0  # steps with less than a hundred-thousandth of it
     cut_off: int = 0  # of them those that modules computed with, with gradients on
     can_fuse: bool = False
     on: str = "cpu"
@@ -175,6 +178,8 @@ class CloseLook:
     refused: dict[str, tuple[str, str]] = field(
         default_factory=dict
     )  # by line: a loss, and "softmax" or "sigmoid" of its input
+    not_finite: list[str] = field(default_factory=list)  # backward passes of a loss that was NaN or infinite
+    one_class: list[str] = field(default_factory=list)  # losses whose targets were all of one class
     copied: list[str] = field(default_factory=list)  # lines of losses whose targets are the model's inputs
     broadcast: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)  # by line: two shapes
     cut: list[str] = field(default_factory=list)  # lines that detach what has a gradient
@@ -226,6 +231,7 @@ class ScriptRecord:
     outer_calls: int = 0  # of modules, from the script
     look: CloseLook | None = None  # None if the script compiles, or did not train long enough
     passes: list[Pass] = field(default_factory=list)
+    scheduled: str = ""  # the line that made the last learning rate scheduler
     anomaly: bool = False  # autograd's anomaly detection was on
     words: dict[str, int] = field(default_factory=dict)  # calls of print and loggers in the profiled window, by line
     writes: dict[str, int] = field(default_factory=dict)  # calls of functions that write files, likewise

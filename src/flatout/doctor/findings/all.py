@@ -19,9 +19,11 @@ from flatout.doctor.findings import (
     dense_embedding,
     double_precision,
     duplicate_seeds,
+    eval_mode_in_training,
     evaluated_on_training_data,
     fp16_unscaled,
     fp32_matmul,
+    frequent_evaluation,
     grad_in_eval,
     graph_breaks,
     hardware,
@@ -30,6 +32,7 @@ from flatout.doctor.findings import (
     memory_growth,
     new_iterator,
     no_workers,
+    not_finite,
     operators_in_loop,
     oversubscribed_threads,
     pageable_copy,
@@ -43,12 +46,14 @@ from flatout.doctor.findings import (
     slow_transform,
     slow_writes,
     small_batch,
+    sorted_data,
     stepping_without_gradients,
     too_many_workers,
     train_mode_in_eval,
     unfused_optimizer,
     untrained_weights,
     unused_parameters,
+    vanished_learning_rate,
 )
 
 _MODULES = (
@@ -59,6 +64,7 @@ _MODULES = (
     memory_growth, grad_in_eval, train_mode_in_eval, duplicate_seeds, data_parallel, unused_parameters, slow_checkpoint,
     oversubscribed_threads, operators_in_loop, slow_python, costly_line, anomaly_detection, double_precision, dense_embedding,
     new_iterator, refused_by_loss, copied_targets, broadcast_loss, stepping_without_gradients, untrained_weights,
-    evaluated_on_training_data, hardware,
+    evaluated_on_training_data, eval_mode_in_training, not_finite, sorted_data, vanished_learning_rate, frequent_evaluation,
+    hardware,
 )  # fmt: skip
 FINDINGS: tuple[Callable[[Case], Iterator[Finding]], ...] = tuple(module.look for module in _MODULES)

@@ -201,6 +201,7 @@ class LoaderObserver:
             type(loader.dataset).__name__,
             isinstance(loader.dataset, IterableDataset),
             context=str(getattr(loader.multiprocessing_context, "_name", "") or ""),
+            in_order=isinstance(loader.sampler, SequentialSampler),
             batched=loader.batch_sampler is not None,
             ahead=loader.num_workers * (loader.prefetch_factor or 0),
             length=_length(loader),

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -25,6 +26,7 @@ _PASSED_THROUGH = (
     "View", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Permute", "TBackward", "Alias", "Clone", "ToCopy", "Contiguous",
     "Slice", "Select", "Expand", "Flatten",
 )  # fmt: skip
+_BATCH, _CLASSES = 8, 4  # fewer samples may be of one class by chance
 _SOFTMAX, _SIGMOID = "softmax", "sigmoid"
 # what a loss must not be given, since it computes the same itself or needs the logarithm
 _REFUSED = {
@@ -89,7 +91,15 @@ class Looking:
         return self._seen.look
 
     def _elsewhere(self) -> bool:
-        return not self.open or threading.get_ident() != self._main or torch.compiler.is_compiling()
+        if not self.open or threading.get_ident() != self._main or torch.compiler.is_compiling():
+            return True
+        return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()  # values can't be read then
+
+    def _safely(self, look: Callable[..., None], *args: Any) -> None:
+        """A tensor inside a transform such as vmap has no values to look at; the script must not notice that."""
+        if not self._elsewhere():
+            with suppress(RuntimeError, NotImplementedError):
+                look(*args)
 
     # modules
 
@@ -111,19 +121,23 @@ class Looking:
 
     def _loss(self, name: str, original: Any) -> Any:
         def loss(*args: Any, **named: Any) -> Any:
-            if not self._elsewhere():
-                given, target = _two(args, named)
-                if given is not None:
-                    refused = _REFUSED.get(name, ())
-                    if (kind := _made_by(given)) in refused:
-                        self._look.refused.setdefault(where.caller(), (name, kind))
-                    if name == "cross_entropy" and target is not None and self._copies(target):
-                        self._look.copied.append(where.caller())
-                    if name in _PAIRED and target is not None:
-                        self._note_broadcast(given, target)
+            self._safely(self._look_at_loss, name, *_two(args, named))
             return original(*args, **named)
 
         return loss
+
+    def _look_at_loss(self, name: str, given: Tensor | None, target: Tensor | None) -> None:
+        if given is None:
+            return
+        if (kind := _made_by(given)) in _REFUSED.get(name, ()):
+            self._look.refused.setdefault(where.caller(), (name, kind))
+        if target is not None and name in _PAIRED:
+            self._note_broadcast(given, target)
+        if target is not None and name == "cross_entropy" and _is_plain(target):
+            if _is_one_class(given, target):
+                self._look.one_class.append(where.caller())
+            if self._copies(target):
+                self._look.copied.append(where.caller())
 
     def _copies(self, target: Tensor) -> bool:
         """Is a model that sees only what came before asked for the very tokens that it was given?"""
@@ -139,19 +153,19 @@ class Looking:
 
     def _attention(self, original: Any) -> Any:
         def attention(*args: Any, **named: Any) -> Any:
-            if not self._elsewhere():
-                mask = named.get("attn_mask", args[3] if len(args) > 3 else None)
-                self._causal = (
-                    self._causal or bool(named.get("is_causal", args[5] if len(args) > 5 else False)) or _is_causal(mask)
-                )
+            mask = named.get("attn_mask", args[3] if len(args) > 3 else None)
+            self._safely(self._look_at_attention, mask, named.get("is_causal", args[5] if len(args) > 5 else False))
             return original(*args, **named)
 
         return attention
 
+    def _look_at_attention(self, mask: Any, causal: Any) -> None:
+        self._causal = self._causal or bool(causal) or _is_causal(mask)
+
     def _difference(self, original: Any) -> Any:
         def difference(one: Tensor, other: Any) -> Any:
-            if isinstance(other, Tensor) and not self._elsewhere():
-                self._note_broadcast(one, other)
+            if isinstance(other, Tensor):
+                self._safely(self._note_broadcast, one, other)
             return original(one, other)
 
         return difference
@@ -184,8 +198,9 @@ class Looking:
         return zero_grad
 
     def before_backward(self, tensors: Any) -> None:
-        if self._elsewhere():
-            return
+        self._safely(self._look_at_gradients, tensors)
+
+    def _look_at_gradients(self, tensors: Any) -> None:
         self._cleared_at = ""
         optimizers = self._optimizers()
         for optimizer in optimizers:
@@ -193,12 +208,15 @@ class Looking:
             if not self._clean.get(id(optimizer), False):
                 self._clean[id(optimizer)] = not any(_has_gradient(p) for p in _some(_tensors(optimizer)))
         roots = [tensors] if isinstance(tensors, Tensor) else [one for one in tensors if isinstance(one, Tensor)]
+        if any(_is_plain(root) and root.is_floating_point() and not bool(torch.isfinite(root).all()) for root in roots):
+            self._look.not_finite.append(where.caller())
         if optimizers:
             self._follow(roots, {id(p) for optimizer in optimizers for p in _tensors(optimizer)})
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._elsewhere():
-            return
+        self._safely(self._look_at_update, optimizer)
+
+    def _look_at_update(self, optimizer: torch.optim.Optimizer) -> None:
         for frame in where.own_frames(sys._getframe(1)):
             self._look.step_lines.add(where.place(frame.f_code.co_filename, frame.f_lineno))
         tensors, number = list(_tensors(optimizer)), id(optimizer)
@@ -248,6 +266,19 @@ def _two(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Tensor | None, T
     return given if isinstance(given, Tensor) else None, target if isinstance(target, Tensor) else None
 
 
+def _is_one_class(scores: Tensor, target: Tensor) -> bool:
+    """Of several: where there are two, one of them may be rare."""
+    if (
+        target.dim() != 1
+        or target.is_floating_point()
+        or len(target) < _BATCH
+        or scores.dim() != 2
+        or scores.shape[1] < _CLASSES
+    ):
+        return False
+    return bool((target == target[0]).all())
+
+
 def _made_by(tensor: Tensor) -> str:
     """Whether the tensor is the result of a softmax or a sigmoid."""
     node = tensor.grad_fn
@@ -286,7 +317,12 @@ def _some(tensors: Iterable[Tensor], count: int = 8) -> list[Tensor]:
 
 def _has_gradient(tensor: Tensor) -> bool:
     gradient = tensor.grad
-    return gradient is not None and (gradient.layout != torch.strided or bool(gradient.any()))
+    return gradient is not None and (not _is_plain(gradient) or gradient.layout != torch.strided or bool(gradient.any()))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """A DTensor's values are on several processes, and only one of them is observed: asking for them would wait for ever."""
+    return type(tensor) in (Tensor, nn.Parameter)
 
 
 def _nodes(roots: Iterable[Any]) -> tuple[list[Any], dict[Any, Tensor]]:

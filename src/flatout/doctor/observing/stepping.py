@@ -20,6 +20,7 @@ _FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}  # torch's optimizers with a fused 
 _OPTIONS = {"momentum", "dampening", "nesterov", "weight_decay", "betas", "eps", "maximize", "lr_decay"}
 # the leader is no longer used after this many steps of another optimizer, and this many times its usual interval
 _GONE, _GONE_FACTOR = 20, 5
+_TINY = 1e-5  # of the highest learning rate
 _NO_OPTIMIZER = 5  # after this many backward passes without an optimizer, each one is a step
 
 
@@ -52,6 +53,15 @@ class Stepping:
             return __init__
 
         patches.wrap(torch.optim.Optimizer, "__init__", made)
+
+        def scheduling(original: Any) -> Any:
+            def __init__(scheduler: Any, *args: Any, **named: Any) -> None:
+                original(scheduler, *args, **named)
+                self._seen.scheduled = where.caller()
+
+            return __init__
+
+        patches.wrap(torch.optim.lr_scheduler.LRScheduler, "__init__", scheduling)
 
     def remove(self) -> None:
         for hook in self._hooks:
@@ -108,6 +118,10 @@ class Stepping:
             if self._leader is None:
                 self._leader = known
         known.steps += 1
+        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+        if isinstance(rate, float):
+            known.highest_rate = max(known.highest_rate, rate)
+            known.tiny_rates += rate < _TINY * known.highest_rate
         if self._open:
             mark = self._open.pop()
             if mark is not None:
