@@ -146,3 +146,20 @@ def test_what_only_looks_alike_is_something_else(tmp_path: Path, name: str) -> N
     one, other = OTHER[name]
     assert printed(one) != printed(other), "the test itself"
     assert digest(tmp_path / "a", one) != digest(tmp_path / "a", other)
+
+
+@pytest.mark.parametrize(
+    ("other", "counts"), [("X = 1", False), ("print('b')", True), ("import deep", False), ("import loud", True)]
+)
+def test_the_order_of_imports_counts_where_running_them_can_be_seen(tmp_path: Path, other: str, counts: bool) -> None:
+    files = {
+        "a.py": "A = 1",
+        "b.py": f"{other}\nB = 2",
+        "deep.py": "import json",
+        "loud.py": "import louder",
+        "louder.py": "print(1)",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    uses = "\nprint(a.A, b.B)\n"
+    assert (digest(tmp_path, f"import a\nimport b{uses}") != digest(tmp_path, f"import b\nimport a{uses}")) == counts

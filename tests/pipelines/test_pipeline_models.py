@@ -6,10 +6,11 @@ import gzip
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from pipelines_here import Here
+from pipelines_here import Here, script
 
 from flatout.base.tree import to_text
 from flatout.packaging.package import open_package
@@ -70,3 +71,23 @@ def test_from_a_csv_file_to_a_gated_model_in_use(here: Here, monkeypatch: pytest
     assert here.run().exit_code == outcome.exit_code and not here.notes().startswith("check: flatout"), "the verdict is kept"
     told = json.loads((here.folder / "built" / "check" / "gate.json").read_text())
     assert told["verdict"] == outcome.stages["check"].verdict and (here.folder / "built/check/gate.md").exists()
+
+
+def test_a_training_that_never_ran_is_estimated_from_its_steps(here: Here) -> None:
+    def training(table: str, budget: str = "2 epochs") -> dict[str, Any]:
+        data = {"table": table, "label": "y", "holdout": 0.2}
+        return {
+            "train": {"data": data, "model": "mlp", "batch": 8, "lr": 1e-2, "budget": budget, "settings": {"device": "cpu"}}
+        }
+
+    here.write("rows.csv", "a,y\n" + "0.5,yes\n0.1,no\n" * 50)
+    here.stages(
+        made=script("python twice.py rows.csv other.csv", "other.csv"), known=training("rows.csv"), later=training("other.csv"),
+        timed=training("rows.csv", "10 min"), wrong=training("a.txt"),
+    )  # fmt: skip
+    forecasts = {name: one.forecast for name, one in here.would().items()}
+    assert forecasts["known"].words.startswith("estimate: 20 steps of") and 0 < (forecasts["known"].seconds or 0) < 600
+    assert forecasts["timed"].seconds == 600
+    assert forecasts["later"].seconds is None and "its data is made by made" in forecasts["later"].words
+    assert forecasts["wrong"].seconds is None and "no estimate" in forecasts["wrong"].words
+    assert not (here.folder / "built").exists(), "nothing ran"

@@ -10,6 +10,7 @@ from flatout.base.errors import UsageError
 from flatout.pipelines.identity.annotations import are_blind, is_builtin_type, is_plain_type, leaves_types
 from flatout.pipelines.identity.dynamic import follow_dynamic
 from flatout.pipelines.identity.hashing import digest_of, digest_of_bytes
+from flatout.pipelines.identity.import_traces import ImportTraces
 from flatout.pipelines.identity.listing import ParsedFiles, ProjectFiles
 from flatout.pipelines.identity.modules import CodeModule, Item
 from flatout.pipelines.identity.normal import Annotations, NormalDigest, normal_digest
@@ -72,7 +73,7 @@ def _begin(reach: Reach, entry: Path | str) -> None:
 
 
 def _code_parts(reach: Reach) -> Iterator[FoundPart]:
-    names = own_names(reach)
+    names, imports = own_names(reach), ImportTraces(reach)
     for reached in reach.modules.values():
         module = reached.module
         if module.path in reach.files.damaged or (reach.raw_sources and module.path is not None):
@@ -82,7 +83,7 @@ def _code_parts(reach: Reach) -> Iterator[FoundPart]:
             yield _part(f"{module.name}: docstring", digest_of(module.docstring))
         for index in sorted(reached.items):
             yield from _item_parts(reach, reached, module.items[index], names)
-        order = order_of(reach, reached, names.get(module, {}))
+        order = order_of(imports, reached, names.get(module, {}))
         yield _part(f"{module.name}: order of statements", digest_of(order))
 
 

@@ -64,13 +64,13 @@ def command_of(stage: ResolvedStage, pipeline: ResolvedPipeline, work: Path, giv
         return StageCommand(tuple(started), " ".join(words))
     if isinstance(asked, TrainStage | TuneStage):
         recipe = _recipe_file(stage, pipeline, work, given)
-        changed = [f"{key}={_as_yaml(value)}" for key, value in asked.set.items()]
+        changed = [f"{key}={as_yaml(value)}" for key, value in asked.set.items()]
         if isinstance(asked, TrainStage):
             words = ["run", shown(recipe), *changed, "--planning", asked.planning, "--runs", shown(work / "runs")]
         else:
             words = ["tune", shown(recipe), *changed]
             if asked.search:
-                write_bytes(work / "space.yaml", _as_yaml(asked.search).encode())
+                write_bytes(work / "space.yaml", as_yaml(asked.search).encode())
                 words += ["--space", shown(work / "space.yaml")]
             words += _options(budget=asked.budget, trials=asked.trials, metric=asked.metric)
             words += ["--runs", shown(work / "runs")]
@@ -175,7 +175,7 @@ def _from_home(value: Any, home: Path) -> Any:
     return value
 
 
-def _as_yaml(value: Any) -> str:
+def as_yaml(value: Any) -> str:
     import yaml
 
     return yaml.safe_dump(value, default_flow_style=True, width=100_000).strip().removesuffix("\n...").strip()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flatout.base.errors import DataError
+from flatout.pipelines.asked.stage_kinds import TrainStage
 from flatout.pipelines.stages.assessing import Assessor
 from flatout.pipelines.stages.forecast import Forecast, budget_of, forecast
 from flatout.pipelines.stages.resolved import ResolvedPipeline, ResolvedStage
@@ -33,8 +34,22 @@ def dry_run(
     settler = Settler(found, lambda: kept_results(pipeline, cache), lambda line: None)
     would: dict[str, Would] = {}
     for stage in pipeline.stages.values():
-        would[stage.name] = _would(stage, found, settler, would)
+        one = _would(stage, found, settler, would)
+        if one.forecast.seconds is None and isinstance(stage.asked, TrainStage):
+            one = replace(one, forecast=_estimated(stage, found, would, cache))
+        would[stage.name] = one
     return list(would.values())
+
+
+def _estimated(stage: ResolvedStage, found: Assessor, earlier: Mapping[str, Would], cache: Path) -> Forecast:
+    """Of a training that never ran."""
+    from flatout.pipelines.stages.estimate import estimate  # here: it loads torch
+
+    try:
+        size: float | None = found.keys.input_bytes(stage)
+    except DataError:
+        size = None
+    return estimate(stage, found.pipeline, cache, size, [name for name in stage.waits_for if earlier[name].why])
 
 
 def _would(stage: ResolvedStage, found: Assessor, settler: Settler, earlier: Mapping[str, Would]) -> Would:

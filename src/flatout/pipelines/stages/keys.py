@@ -64,6 +64,10 @@ class KeyMaker:
         fallbacks = tuple(dict.fromkeys(note for one in found.values() for note in one.fallbacks))
         return StageKey(digest_of_bytes(text)[:32], parts, size, fallbacks)
 
+    def input_bytes(self, stage: ResolvedStage) -> float:
+        """DataError if one is missing."""
+        return self._inputs(stage)[1]
+
     def _inputs(self, stage: ResolvedStage) -> tuple[dict[str, str], float]:
         found: dict[str, str] = {}
         size = 0.0
