@@ -20,6 +20,7 @@ from evidence import Bar, Report, options
 
 MARK = "PIPELINE_KILLS"  # in the environment of every process of the pipeline
 LONGEST_S, ORPHANS_S = 600.0, 20.0
+KILLS_IN_A_ROUND = 10  # then it may end, and its artefacts are compared
 PIPELINE = """\
 stages:
   rows:
@@ -139,7 +140,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     asked = parser.parse_args()
     trial = asked.quick or asked.smoke
-    wanted, epochs = (2, 3) if trial else (asked.kills, 40)
+    wanted, epochs = (2, 3) if trial else (asked.kills, 12)
     draw = random.Random(asked.seed)
     rounds: list[dict[str, Any]] = []
     done = failed = differing = orphans = 0
@@ -157,7 +158,7 @@ def main() -> int:
             place, cache = home / f"round-{len(rounds)}", home / f"cache-{len(rounds)}"
             write_project(place, epochs)
             shutil.copytree(home / "cache", cache)
-            one = one_round(place, cache, min(5, wanted - done), 0.6 * took_s, draw)
+            one = one_round(place, cache, min(KILLS_IN_A_ROUND, wanted - done), 0.6 * took_s, draw)
             rounds.append(one)
             done, orphans = done + len(one["waits"]), orphans + one["orphans"]
             failed += one["code"] != 0

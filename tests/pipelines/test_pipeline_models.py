@@ -73,6 +73,34 @@ def test_from_a_csv_file_to_a_gated_model_in_use(here: Here, monkeypatch: pytest
     assert told["verdict"] == outcome.stages["check"].verdict and (here.folder / "built/check/gate.md").exists()
 
 
+def test_the_winner_of_a_search_is_trained_and_made_smaller(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_CACHE", str(here.cache))
+    drawn = np.random.default_rng(0).uniform(size=(600, 2))
+    rows = [f"{a:.4f},{b:.4f},{'yes' if a > b else 'no'}" for a, b in drawn]
+    here.write("rows.csv", "\n".join(["a,b,y", *rows, ""]))
+    recipe = {
+        "data": {"table": "rows.csv", "label": "y", "holdout": 0.2}, "model": {"mlp": {"hidden": [32]}}, "batch": 32,
+        "lr": 1e-2, "budget": "2 epochs", "settings": {"device": "cpu", "threads": 1},
+    }  # fmt: skip
+    stages: dict[str, Any] = {
+        "search": {"tune": recipe, "search": {"lr": [0.01, 0.02]}, "trials": 2},
+        "model": {"train": "search", "planning": "off"},
+        "small": {"shrink": "model", "within": "10 s", "margin": 20},
+    }
+    here.stages(**stages)
+    would = here.would()
+    assert would["model"].forecast.words.endswith("its recipe is made by a search")
+    assert set(here.did().values()) == {"ran"}, here.notes()
+    best = (here.folder / "built" / "search" / "best.yaml").read_text()
+    assert "lr: 0.0" in best and open_package(here.folder / "built" / "small").card["objective"] == "classify"
+    assert set(here.did().values()) == {"unchanged"}
+
+    stages["small"]["margin"] = 30
+    here.stages(**stages)
+    would = here.would()
+    assert {name for name, one in would.items() if one.why} == {"small"} and would["small"].forecast.seconds is not None
+
+
 def test_a_training_that_never_ran_is_estimated_from_its_steps(here: Here) -> None:
     def training(table: str, budget: str = "2 epochs") -> dict[str, Any]:
         data = {"table": table, "label": "y", "holdout": 0.2}
