@@ -30,7 +30,7 @@ class Scratch:
     is in it is lost with the next batch."""
 
     def __init__(self) -> None:
-        self._place: Tensor | None = None
+        self._places: dict[str, Tensor] = {}
         self._firsts: Array | None = None
 
     def firsts(self, rows: int, classes: int) -> Array:
@@ -39,10 +39,11 @@ class Scratch:
             self._firsts = np.arange(0, rows * classes, classes)
         return self._firsts
 
-    def like(self, logits: Tensor) -> Tensor:
-        if self._place is None or self._place.shape != logits.shape or self._place.dtype != logits.dtype:
-            self._place = torch.empty(logits.shape, dtype=logits.dtype)
-        return self._place
+    def like(self, logits: Tensor, use: str) -> Tensor:
+        found = self._places.get(use)
+        if found is None or found.shape != logits.shape or found.dtype != logits.dtype:
+            found = self._places[use] = torch.empty(logits.shape, dtype=logits.dtype)
+        return found
 
 
 def class_rows(
@@ -213,7 +214,7 @@ class _Many(ClassRows):
     def _pass(self) -> Array:
         """The logarithm of the true class's probability; those of all classes are then in `_logs`."""
         if self._own is None:
-            self._logs = torch.log_softmax(self.logits, 1, out=self.scratch.like(self.logits))
+            self._logs = torch.log_softmax(self.logits, 1, out=self.scratch.like(self.logits, "logarithms"))
             self._flat = self._logs.numpy().reshape(-1)
             self._places = self.target + self.scratch.firsts(self.rows, self.classes)
             self._own = self._flat[self._places]
@@ -264,7 +265,8 @@ class _Many(ClassRows):
 
     def _not_above(self, strictly: bool) -> Array:
         own = self.logits.numpy()[np.arange(self.rows), self.target]
-        return _marks(torch.lt if strictly else torch.le, self.logits, torch.from_numpy(own)[:, None]).sum(1).numpy()
+        compare, marks = torch.lt if strictly else torch.le, self.scratch.like(self.logits, "marks")
+        return compare(self.logits, torch.from_numpy(own)[:, None], out=marks).sum(1).numpy()
 
 
 def _marks(compare: Callable[..., Tensor], left: Tensor, right: Tensor) -> Tensor:
