@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from stacking import DIGITS, recipe, table
 import flatout as fo
 from flatout.base.answering_child import CRASHED, NoAnswer
 from flatout.base.events import read_events
+from flatout.cli.ahead import ImportsAhead
 from flatout.machine import probe
 from flatout.recipe.load import read_recipe
 from flatout.tuning.crew.own_seats import own_seats
@@ -72,6 +74,17 @@ def test_the_parts_of_a_command_add_up_to_its_time(tmp_path: Path) -> None:
     assert [event["spent"]["seconds"] for event in rungs] == [pytest.approx(sum(event["parts"].values())) for event in rungs]
     shown = run_forked(["-m", "flatout", "runs", "show", Path(told["folder"]).name], cwd=tmp_path)
     assert "measuring layouts (" in shown.stdout and "; the rest:" in shown.stdout
+
+
+def test_what_the_output_needs_is_imported_while_the_winner_is_judged() -> None:
+    ahead = ImportsAhead(["no_such_module", "colorsys"])
+    sys.modules.pop("colorsys", None)
+    ahead({"kind": "rung"})
+    assert ahead.thread is None
+    ahead({"kind": "finals"})
+    assert ahead.thread is not None
+    ahead.thread.join(20)
+    assert "colorsys" in sys.modules
 
 
 def test_a_long_start_makes_no_step_dearer() -> None:

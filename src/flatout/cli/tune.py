@@ -17,6 +17,8 @@ from flatout.cli.training import Json, Offs, On, RayWorkers, RecipePath, Runs, S
 if TYPE_CHECKING:
     from flatout.tuning.space.space import Space
 
+_AT_THE_END = ("flatout.tuning.views.doc", "optuna")  # Optuna takes a second, for the importance of parameters
+
 
 def tune(
     recipe: RecipePath,
@@ -93,6 +95,7 @@ def tune(
                 raise typer.Exit(code)
             seats = seats_on_ray(read_asked(recipe, overrides, sets, offs), workers, _say)
 
+        from flatout.cli.ahead import ImportsAhead
         from flatout.cli.study_progress import study_progress
         from flatout.tuning.verb import tune as search
         from flatout.world.joining import is_first
@@ -100,9 +103,10 @@ def tune(
         asked = read_asked(recipe, overrides, sets, offs)
         speaks = is_first()
         with study_progress(quiet or not speaks) as observers:
+            told = (*observers, ImportsAhead(_AT_THE_END))
             study = search(
                 asked, asked_space, budget=budget, trials=trials, metric=metric, seed=seed, device=device, runs=runs,
-                fresh=fresh, observers=observers, cache=cache_folder(), say=_say, seats=seats, start=start,
+                fresh=fresh, observers=told, cache=cache_folder(), say=_say, seats=seats, start=start,
             )  # fmt: skip
     if not speaks:
         return
