@@ -15,6 +15,7 @@ from flatout.cli.places import cache_folder
 from flatout.cli.training import Json, Offs, On, RayWorkers, RecipePath, Runs, Sets, read_asked
 
 if TYPE_CHECKING:
+    from flatout.base.events import Observer
     from flatout.tuning.space.space import Space
 
 _AT_THE_END = ("flatout.tuning.views.doc", "optuna")  # Optuna takes a second, for the importance of parameters
@@ -103,7 +104,7 @@ def tune(
         asked = read_asked(recipe, overrides, sets, offs)
         speaks = is_first()
         with study_progress(quiet or not speaks) as observers:
-            told = (*observers, ImportsAhead(_AT_THE_END))
+            told: tuple[Observer, ...] = (*observers, ImportsAhead(_AT_THE_END))
             study = search(
                 asked, asked_space, budget=budget, trials=trials, metric=metric, seed=seed, device=device, runs=runs,
                 fresh=fresh, observers=told, cache=cache_folder(), say=_say, seats=seats, start=start,
