@@ -21,6 +21,7 @@ FOREIGN = {  # whose attributes are looked for there
     "boost/keeping.py": "multiprocessing",
     "boost/patching.py": "nodes of a syntax tree",
     "boost/protection/redirect.py": "modules of any package",
+    "boost/remedies/attention_scores.py": "functions of torch",
     "boost/remedies/dataset_state.py": "the user's dataset",
     "boost/remedies/graph_capture.py": "the user's modules",
     "boost/remedies/resident.py": "the user's dataset and sampler",
@@ -61,10 +62,13 @@ FOREIGN = {  # whose attributes are looked for there
     "models/libraries/transformers_models.py": "transformers and its configurations",
     "models/parts.py": "models of timm",
     "objectives/chunked_loss.py": "the user's model and its head",
+    "objectives/joining.py": "the meter of the user's objective",
     "objectives/inputs.py": "what the user's model gives",
     "plan/knobs/loss_head.py": "the head of the user's model",
     "recipe/schema.py": "the user's optimizer",
     "store/lock.py": "what the operating system has",
+    "doctor/observing/looking.py": "nodes of torch's graph of gradients",
+    "pipelines/identity/ordering.py": "nodes of a syntax tree",
     "explore/survey/attention.py": "what the operating system has",
 }
 

@@ -161,7 +161,9 @@ for epoch in range(15):
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 world = distributed.get_world_size()
-print("rank", distributed.get_rank(), "of", world, "reads", Rows.reads, "weights", model.module.weight.sum().item(), flush=True)
+weights = model.module.weight.sum().item()
+line = f"rank {distributed.get_rank()} of {world} reads {Rows.reads} weights {weights}\\n"
+print(line, end="", flush=True)  # in one write: torchrun's processes print without a buffer, and share the pipe
 distributed.destroy_process_group()
 """
 

@@ -305,7 +305,7 @@ def test_json_of_an_endless_script(busy: tuple[Ended, Path]) -> None:
     assert list(found) == ["steps", "step_ms", "samples_per_s", "ceiling_share", "ledger", "findings"]
     assert found["steps"] == 33 and found["ceiling_share"] is None and found["samples_per_s"] > 0
     assert all(list(row) == ["row", "ms", "share", "where"] for row in found["ledger"])
-    keys = ["id", "cost_ms", "share", "estimate", "about", "where", "evidence", "remedy", "predicted_gain"]
+    keys = ["id", "what", "cost_ms", "share", "estimate", "about", "where", "evidence", "remedy", "predicted_gain"]
     assert found["findings"] and all(list(one) == keys for one in found["findings"])
     counts = {"wrong": 1e9, "keeps": 1.0, "changes": 0.25}
     costs = [one["cost_ms"] * counts[one["about"]] * (0.5 if one["estimate"] else 1.0) for one in found["findings"]]

@@ -66,7 +66,7 @@ class Observer:
         self.trace: Trace | None = None
         self._window, self._when_done, self._afterwards = window or ObservedSteps(), when_done, afterwards
         self._plain_s = 0.0
-        self._compiled_warm = 0
+        self._compiled_earlier = self._compiled_warm = 0
         self._marks = Marks()
         self._always, self._in_window = Patches(), Patches()
         self._stepping = Stepping(self._marks, self.seen, self._step_over)
@@ -91,6 +91,7 @@ class Observer:
         self.complete = False
 
     def start(self) -> None:
+        self._compiled_earlier = compiled_so_far().compiles  # in a notebook something else may have been compiled
         self._stepping.install(self._always)
         self._calling.install(self._always)
         self._loading.install(self._always)
@@ -141,7 +142,7 @@ class Observer:
     def _warming_up(self) -> None:
         if self._looking.open:
             self._looking.step_over()
-        elif self._phase_steps < _WARM_UP and not compiled_so_far().compiles:
+        elif self._phase_steps < _WARM_UP and compiled_so_far().compiles == self._compiled_earlier:
             self._looking.begin()
         if self._phase_steps < _WARM_UP:
             return
