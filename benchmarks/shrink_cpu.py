@@ -163,7 +163,7 @@ def measured(report: Report, name: str, package: Package, batch: int, asked: Any
     rows = rows_of_run(package, data_behind(package, place / "cache"))
     out = place / f"shrunk-{name}-{batch}"
     began_s = time.perf_counter()
-    made: Shrunk = fo.shrink(package, out, batch=batch, cache=place / "cache", within=asked.search, training="off")
+    made: Shrunk = fo.shrink(package, out, batch=batch, cache=place / "cache", within=asked.search)
     took_s = time.perf_counter() - began_s
     print(f"{name}, batch {batch}: {made.sentence}", file=sys.stderr)
     report.conditions[f"{name}, batch {batch}"] = {"sentence": made.sentence, "kept": list(made.kept), "search_s": took_s}

@@ -19,7 +19,7 @@ class Distill(TrainedChange):
     """The value says how much of the weights is left."""
 
     name: ClassVar[str] = "distill"
-    values: ClassVar[tuple[str, ...]] = ("1/2", "1/4", "1/10")
+    values: ClassVar[tuple[str, ...]] = ("1/2", "1/3", "1/4", "1/10")
 
     def why_not(self, lessons: Lessons, value: str) -> str | None:
         return lessons.why_not_taught or lessons.why_not_narrower
