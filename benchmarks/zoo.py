@@ -78,10 +78,13 @@ def started(
     path = [str(SITE), *([str(root / script.path)] if script.path else []), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(one for one in path if one), "WANDB_MODE": "disabled"}
     began_s = time.monotonic()
+    ours, terminal = os.openpty()  # some of the scripts need one
     with (
+        open(ours, "wb"),
+        open(terminal, "rb") as stdin,
         tempfile.TemporaryFile("w+") as out,
         subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=out, stderr=subprocess.PIPE, text=True, errors="replace"
+            command, cwd=folder, env=environment, stdin=stdin, stdout=out, stderr=subprocess.PIPE, text=True, errors="replace"
         ) as child,
     ):
         timer = threading.Timer(limit_s, child.terminate)
@@ -90,14 +93,23 @@ def started(
         for line in child.stderr:
             lines.append((time.monotonic() - began_s, line.rstrip()))
             if line.startswith("flatout"):
-                print(f"  {lines[-1][0]:4.0f} s  {line.rstrip()[:200]}", file=sys.stderr, flush=True)
+                print(f"  {lines[-1][0]:4.0f} s  {line.rstrip()[:300]}", file=sys.stderr, flush=True)
         child.wait()
         timer.cancel()
         out.seek(0)
         return out.read(), lines
 
 
-def tried(script: ZooScript, command: str, place: Path, mirror: Path | None, within: str, limit_s: float) -> dict[str, Any]:
+def diagnosed(script: ZooScript, command: str, folder: Path, root: Path, limit_s: float) -> list[str]:
+    doctor = [sys.executable, "-m", "flatout", "doctor", "--json", "--stop", *command.split()]
+    said, _ = started(script, doctor, folder, root, limit_s)
+    findings = json.loads(said)["findings"] if said.strip().startswith("{") else []
+    return [f"{one['id']} {one['share']:.0%}" for one in findings[:3] if one["share"]]
+
+
+def tried(
+    script: ZooScript, command: str, place: Path, mirror: Path | None, within: str, limit_s: float, with_doctor: bool
+) -> dict[str, Any]:
     """One row of the table."""
     row: dict[str, Any] = {"kind": script.kind, "source": "@".join(script.source), "command": command, "aside": script.aside}
     if lacks := missing(script):
@@ -111,10 +123,8 @@ def tried(script: ZooScript, command: str, place: Path, mirror: Path | None, wit
     if not made.exists():
         script.made(folder)
         made.touch()
-    doctor = [sys.executable, "-m", "flatout", "doctor", "--json", "--stop", *command.split()]
-    said, lines = started(script, doctor, folder, root, limit_s)
-    findings = json.loads(said)["findings"] if said.strip().startswith("{") else []
-    row["doctor"] = [f"{one['id']} {one['share']:.0%}" for one in findings[:3] if one["share"]]
+    if with_doctor:
+        row["doctor"] = diagnosed(script, command, folder, root, limit_s)
     with tempfile.TemporaryDirectory() as scratch:
         boost = [
             sys.executable,
@@ -128,7 +138,7 @@ def tried(script: ZooScript, command: str, place: Path, mirror: Path | None, wit
             "--out",
             f"{scratch}/out",
         ]
-        said, lines = started(script, [*boost, *command.split()], folder, root, limit_s)
+        _, lines = started(script, [*boost, *command.split()], folder, root, limit_s)
         receipt = Path(scratch) / "out" / "receipt.json"
         if not receipt.exists():
             return {**row, "failed": lines[-1][1][:300] if lines else "it ended without a word"}
@@ -178,6 +188,7 @@ def main() -> int:
     )
     parser.add_argument("--each", type=float, default=900.0, metavar="SECONDS", help="at most so long for one script")
     parser.add_argument("--trials", default="3 min", metavar="DURATION", help="passed on as boost's own --within")
+    parser.add_argument("--no-doctor", action="store_true", help="boost alone")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = Report("zoo", __doc__ or "", device, {"within": asked.trials, "data": "made, in place of each script's own"})
@@ -193,7 +204,9 @@ def main() -> int:
             rows[script.name] = {"kind": script.kind, "failed": "not for a CPU" if command is None else "no time was left"}
             continue
         print(f"{script.name}: {command}", file=sys.stderr, flush=True)
-        rows[script.name] = tried(script, command, asked.place, asked.mirror, asked.trials, min(left_s, asked.each))
+        rows[script.name] = tried(
+            script, command, asked.place, asked.mirror, asked.trials, min(left_s, asked.each), not asked.no_doctor
+        )
     report.conditions["scripts"] = rows
     print(table(rows))
     ran = [row for row in rows.values() if "gain" in row]

@@ -23,6 +23,7 @@ SCRIPTS = {
     "notebook": ("notebook.py",),
     "configured": ("configured/start.py", "--config", "configured/small.yaml"),
     "deep": ("deep.py",),
+    "at_a_terminal": ("at_a_terminal.py",),
 }
 STARTED_BY = {
     "hydra": ("hydrated/start.py", "model=small", "optimizer.lr=0.002"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from flatout.boost.remedies.remedy import Offer
 from flatout.boost.search import RemedySearch
+from flatout.boost.settling import Repeat
 from flatout.boost.trial import Told
 from flatout.measure.receipt import Receipt
 
@@ -27,8 +28,13 @@ class Made:
         self._step_s, self._wrong, self._noise = step_s, wrong or {}, noise
         self._draw = random.Random(0)
 
-    def repeat(self, places: Sequence[int], precision: str = "fp32", **how: Any) -> Told:
-        return Told(repeats=tuple({**SAME, "at": at} for at in places))
+    def repeats(self, asked: Sequence[Repeat]) -> list[Told]:
+        told = [self.attempt(()) if one.whole else Told() for one in asked]
+        same = [tuple({**SAME, "at": at} for at in one.places) for one in asked]
+        return [replace(one, repeats=found) for one, found in zip(told, same, strict=True)]
+
+    def keep_at(self, places: Sequence[int]) -> Told:
+        return Told()
 
     def compare_at(self, place: int, noise: Any) -> None:
         self.compared_at = place
@@ -120,11 +126,11 @@ def test_a_gain_that_does_not_come_again_is_not_kept() -> None:
 
 def test_a_script_that_differs_from_itself_is_left_alone() -> None:
     class Unsteady(Made):
-        def attempt(self, remedies: Sequence[tuple[str, Any]], **how: Any) -> Told:
-            told = super().attempt(remedies, **how)
-            return replace(told, repeats=({**SAME, "agrees": False, "why": "another batch"},))
+        def repeats(self, asked: Sequence[Repeat]) -> list[Told]:
+            unsteady = ({**SAME, "agrees": False, "why": "another batch"},)
+            return [replace(self.attempt(()), repeats=unsteady) if one.whole else Told("short", "it ended") for one in asked]
 
-        def repeat(self, places: Sequence[int], precision: str = "fp32", **how: Any) -> Told:
+        def keep_at(self, places: Sequence[int]) -> Told:
             return Told("short", "the script ended")
 
     search, receipt = searched(Unsteady({"compile": 0.5}), "compile")
@@ -364,7 +370,7 @@ def test_when_the_time_for_trials_is_over_what_was_kept_is_kept() -> None:
             time.sleep(0.2 * bool(remedies))
             return super().attempt(remedies, **how)
 
-    offers = [Offer("compile", "on", "off", 2.0), Offer("fused_optimizer", "on", "off", 1.5)]
+    offers = [Offer("compile", "on", "off", 3.0), Offer("fused_optimizer", "on", "off", 1.5)]
     search = RemedySearch(Slow({"compile": 0.5, "fused_optimizer": 0.5}), offers, lambda line: None, within_s=0.15)
     receipt = search.run("a machine", {}, "today")
     assert [name for name, _ in search.kept] == ["compile"]
@@ -408,7 +414,7 @@ def test_at_half_of_the_time_the_rest_is_tried_at_once() -> None:
             time.sleep(0.6 * (len(remedies) == 1))
             return super().attempt(remedies, **how)
 
-    names = ("autocast", "compile", "channels_last")
+    names = ("autocast", "channels_last", "compile")
     offers = [Offer(name, "on", "off", 2.0 - 0.1 * at) for at, name in enumerate(names)]
     made = Slow({name: 0.7 for name in names})
     # many threads can make steps several times longer, which would hide what the others gain
@@ -416,3 +422,10 @@ def test_at_half_of_the_time_the_rest_is_tried_at_once() -> None:
     search.run("a machine", {}, "today")
     assert [one for one in made.asked if one][:2] == [("autocast",), names]
     assert [name for name, _ in search.kept] == list(names)
+
+
+def test_what_takes_long_to_try_comes_after_what_promises_nearly_as_much() -> None:
+    made = Made({"compile": 0.7, "autocast": 0.7})
+    offers = [Offer("compile", "on", "off", 2.0), Offer("autocast", "bf16", "off", 1.6)]
+    RemedySearch(made, offers, lambda line: None).run("a machine", {}, "today")
+    assert next(names for names in made.asked if names) == ("autocast",)

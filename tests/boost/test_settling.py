@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flatout.boost.settling import LATER, chosen, measured, settle
+from flatout.boost.settling import LATER, Repeat, chosen, noise_of, repeated, settle
 from flatout.boost.trial import Told
 
 
@@ -20,16 +20,19 @@ class Made:
     def __init__(self, apart: dict[str, dict[int, dict[str, Any]]]) -> None:
         self.apart, self.asked = apart, list[tuple[tuple[int, ...], str]]()
 
-    def repeat(self, places: Sequence[int], precision: str = "fp32", **how: Any) -> Told:
-        self.asked.append((tuple(places), precision))
-        return Told(repeats=tuple(self.apart[precision][at] for at in places))
+    def repeats(self, asked: Sequence[Repeat]) -> list[Told]:
+        self.asked += [(one.places, one.precision) for one in asked]
+        return [Told(repeats=tuple(self.apart[one.precision][at] for at in one.places)) for one in asked]
+
+    def keep_at(self, places: Sequence[int]) -> Told:
+        return Told()
 
     def compare_at(self, place: int, noise: Any) -> None: ...
 
 
 def settled(**apart: dict[int, dict[str, Any]]) -> tuple[Made, Any, str]:
     made = Made(apart)
-    found, why = settle(made, made.repeat((0,)), tuple(apart), lambda line: None, lambda: False)
+    found, why = settle(made, repeated(made, (0,), apart, whole=True), lambda line: None, lambda: False)
     return made, found, why
 
 
@@ -48,7 +51,7 @@ def test_noise_is_measured_by_several_repeats_but_not_where_there_is_none() -> N
     made, found, _ = settled(fp32={0: place(0, 0.1, agrees=True)})
     assert made.asked == [((0,), "fp32")] * 4 and found.noise()["fp32"]["repeats"] == 4
     made.apart["fp32"][0] = place(0, 0.2)  # one repeat was farther off
-    more = found.with_more(made.repeat((0,)).repeats[0]).noise()["fp32"]
+    more = found.with_more(made.repeats([Repeat((0,))])[0].repeats[0]).noise()["fp32"]
     assert {size for *_, size in more["sizes"]} == {0.2} and more["repeats"] == 5
     made, found, _ = settled(fp32={0: place(0, 0.001, agrees=True)})
     assert made.asked == [((0,), "fp32")] and found.noise()["fp32"]["repeats"] == 1
@@ -71,6 +74,6 @@ def test_a_place_where_nothing_can_be_told_is_not_chosen() -> None:
     noisy = {at: place(at, 1.2, why="two runs of the baseline differ too much") for at in (0, *LATER)}
     _, found, why = settled(fp32=noisy)
     assert found is None and why == "two runs of the baseline differ too much"
-    places = measured(Made({"fp32": {**noisy, 12: place(12, 0.4)}}), None, (), (0, 12))
+    places = noise_of(repeated(Made({"fp32": {**noisy, 12: place(12, 0.4)}}), (0, 12), ()))
     best = chosen(places)
     assert best is not None and best.at == 12

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -863,6 +867,7 @@ def test_attention_and_a_loss_by_hand_are_learned_from_as_written(dtype: torch.d
 
     def trained() -> tuple[list[Tensor], int]:
         torch.manual_seed(0)
+        before = torch.cuda.memory_allocated()  # what an earlier training left
         model = HandWritten().cuda()
         optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
         torch.cuda.reset_peak_memory_stats()
@@ -875,7 +880,7 @@ def test_attention_and_a_loss_by_hand_are_learned_from_as_written(dtype: torch.d
             optimizer.step()
             optimizer.zero_grad()
         assert losses[0].dtype == torch.float32
-        return [*losses, *(weight.detach() for weight in model.parameters())], torch.cuda.max_memory_allocated()
+        return [*losses, *(weight.detach() for weight in model.parameters())], torch.cuda.max_memory_allocated() - before
 
     plain, most = trained()
     with remedied("fused_attention", "fused_loss", *beside):
@@ -886,6 +891,7 @@ def test_attention_and_a_loss_by_hand_are_learned_from_as_written(dtype: torch.d
     assert beside or fewer < most
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_attention_by_hand_is_one_kernel() -> None:
     def kernels() -> set[str]:
         torch.manual_seed(0)
@@ -899,3 +905,53 @@ def test_attention_by_hand_is_one_kernel() -> None:
         found = kernels()
     assert "aten::_softmax_backward_data" not in found
     assert any("scaled_dot_product" in name and "backward" in name for name in found)
+
+
+WITH_STATISTICS = """\
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+block = lambda width: nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), *(block(32) for _ in range(8)), nn.Flatten(),
+                      nn.Linear(32 * 196, 10)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+x, y = torch.randn(2048, 3, 16, 16), torch.randint(0, 10, (2048,))
+for step in range(4000):
+    at = step % 32 * 64
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x[at : at + 64].cuda()), y[at : at + 64].cuda())
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_networks_with_running_statistics_are_compared_where_rounding_changes_them(tmp_path: Path) -> None:
+    """Deep, from random weights: what the limits say depends on several unmodified runs, in each precision."""
+    (tmp_path / "deep.py").write_text(WITH_STATISTICS)
+    (tmp_path / "run.py").write_text(
+        f"""\
+import json
+from pathlib import Path
+from flatout.boost.boosting import in_a_fork, protection_here
+from flatout.boost.forks import Forks
+from flatout.boost.proving import Proof
+from flatout.boost.trying import Trials
+from flatout.doctor.script import Script
+
+place = Path({str(tmp_path / "trials")!r})
+place.mkdir()
+with Forks(in_a_fork) as forks:
+    trials = Trials(forks, Script("deep.py", ()), place, 30, protection_here(forks, place).kind, device="cuda")
+    proof = Proof(trials, lambda line: None)
+    why = proof.begin(("bf16", "fp32", "tf32"), lambda: False)
+    tried = trials.attempt((("autocast", "bf16"), ("channels_last", "on")), against=() if trials.by_turns else None)
+    print(json.dumps([why, tried.failure, tried.why, tried.check]))
+"""
+    )
+    ended = subprocess.run([sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert not ended.returncode, ended.stderr
+    why, failure, because, check = json.loads(ended.stdout)
+    assert not why and not failure, (why, because)
+    assert check["passed"], check

@@ -72,7 +72,9 @@ class ComparedPlace:
         for number, before in self._buffers_before.items():
             found = _buffers(models[number])
             self._buffers |= {f"{name} of model {number}": _plain(buffer) for name, buffer in found.items()}
-            self._before |= {f"{name} of model {number}": _plain(buffer) for name, buffer in before.items()}
+            self._before |= {
+                f"{name} of model {number}": _plain(before[name].to(found[name].device)) for name in found if name in before
+            }
             if any(self._copied):
                 state.put_tensors_back(before, found)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from flatout.base.fork_server import PAUSED, ForkServer, ForkServerGone
 from flatout.base.keeper import end_with_parent
+from flatout.boost.terminal import take_terminal
 
 _START_S, _END_S = 120.0, 30.0
 
@@ -87,7 +88,7 @@ def pause() -> None:
 
 def _be_fresh(words: Path) -> None:
     end_with_parent()  # otherwise this process would outlive a killed server
-    nowhere, said = os.open(os.devnull, os.O_RDONLY), os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(nowhere, 0)
+    take_terminal()
+    said = os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1)
     os.dup2(said, 2)

@@ -51,7 +51,7 @@ class Hooks:
 
     def _watched(self, original: Any) -> Any:
         def __call__(module: nn.Module, *args: Any, **named: Any) -> Any:
-            if torch.compiler.is_compiling() or self._inside or threading.get_ident() != self._main:
+            if torch.compiler.is_compiling() or is_traced() or self._inside or threading.get_ident() != self._main:
                 return original(module, *args, **named)
             return self._outermost(original, module, args, named)
 
@@ -81,6 +81,11 @@ class Hooks:
         for instead in self.calls:
             call = partial(_through, instead, call, module)
         return call(*args, **named)
+
+
+def is_traced() -> bool:
+    """Is torch.jit writing down what is computed? It does so twice and compares, so nothing may be added to one of them."""
+    return torch._C._get_tracing_state() is not None
 
 
 def _through(instead: Instead, call: Call, module: nn.Module, *args: Any, **named: Any) -> Any:

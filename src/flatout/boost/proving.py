@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from flatout.boost.settling import PLAIN, PlaceNoise, RepeatTrials, settle
+from flatout.boost.settling import PLAIN, PlaceNoise, RepeatTrials, repeated, settle
 from flatout.boost.trial import Told, precision_of
 from flatout.measure.loss_proof import LossVerdict, compare_losses, is_open
 from flatout.measure.stats import summarize
@@ -58,10 +58,12 @@ class Proof:
     def begin(self, precisions: Sequence[str], is_over: Callable[[], bool]) -> str:
         """Runs the unmodified script until it is known where remedies of these precisions can be compared with it. Why nothing
         can be proven, or ""."""
-        self.reference, self.again = self.twice()
-        if failed := next((one for one in (self.reference, self.again) if one.failure), None):
-            return f"the unmodified script failed in a trial: {failed.why}"
-        self.place, why = settle(self._tries, self.again, precisions, self._say, is_over)
+        self.reference = self._tries.attempt((), keep=True)
+        repeats = {} if self.reference.failure else repeated(self._tries, (0,), precisions, whole=True)
+        self.again = repeats.get(PLAIN, self.reference)
+        if self.again.failure:
+            return f"the unmodified script failed in a trial: {self.again.why}"
+        self.place, why = settle(self._tries, repeats, self._say, is_over)
         if self.place is None:
             return f"no remedy can be proven: a second unmodified run differs from the first: {why}"
         self._tries.compare_at(self.place.at, self.place.noise())

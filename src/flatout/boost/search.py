@@ -246,6 +246,7 @@ def _is_safe(offer: Offer) -> bool:
 
 def _first_of_all(offer: Offer) -> tuple[bool, bool, float]:
     remedy, gain = REMEDIES[offer.name], offer.predicted or 1.0
+    gain = gain**0.5 if remedy.slow_to_try else gain
     return not remedy.steadies, not (remedy.feeds and gain > CLOSE[1]), -gain
 
 

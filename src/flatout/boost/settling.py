@@ -20,10 +20,24 @@ PLAIN = "fp32"
 _MORE = 3  # repeats where there is noise: with one, every tenth harmless remedy was outside of three times what was measured
 
 
+@dataclass(frozen=True)
+class Repeat:
+    """An unmodified run that is compared with the reference at these places and is not timed."""
+
+    places: tuple[int, ...]
+    precision: str = PLAIN
+    shaken: bool = False  # each weight is changed by as much as rounding to the precision can
+    whole: bool = False  # with all steps of a trial, not only those that are compared
+
+
 class RepeatTrials(Protocol):
-    def repeat(
-        self, places: Sequence[int], precision: str = PLAIN, *, keep: bool = False, shaken: bool = False, whole: bool = False
-    ) -> Told: ...
+    def repeats(self, asked: Sequence[Repeat]) -> list[Told]:
+        """They may run at the same time."""
+        ...
+
+    def keep_at(self, places: Sequence[int]) -> Told:
+        """An unmodified run, which becomes the reference at these places."""
+        ...
 
     def compare_at(self, place: int, noise: Mapping[str, Any]) -> None: ...
 
@@ -75,10 +89,14 @@ class PlaceNoise:
         return replace(self, found={**self.found, PLAIN: more})
 
 
-def measured(tries: RepeatTrials, again: Told | None, precisions: Iterable[str], places: Sequence[int]) -> list[PlaceNoise]:
-    """`again`: a repeat that was already run, if any."""
-    told = {PLAIN: tries.repeat(places) if again is None else again}
-    told |= {one: tries.repeat(places, one, shaken=True) for one in precisions if one != PLAIN}
+def repeated(tries: RepeatTrials, places: Sequence[int], precisions: Iterable[str], *, whole: bool = False) -> dict[str, Told]:
+    """The unmodified script by precision: plainly, with all its steps if `whole`, and with weights changed by rounding."""
+    shaken = [one for one in precisions if one != PLAIN]
+    asked = [Repeat(tuple(places), whole=whole), *(Repeat(tuple(places), one, shaken=True) for one in shaken)]
+    return dict(zip((PLAIN, *shaken), tries.repeats(asked), strict=True))
+
+
+def noise_of(told: Mapping[str, Told]) -> list[PlaceNoise]:
     found: dict[int, dict[str, Mapping[str, Any]]] = {}
     for precision, one in told.items():
         for place in one.repeats:
@@ -99,30 +117,29 @@ def chosen(places: Sequence[PlaceNoise]) -> PlaceNoise | None:
 
 
 def settle(
-    tries: RepeatTrials, again: Told, precisions: Sequence[str], say: Callable[[str], None], is_over: Callable[[], bool]
+    tries: RepeatTrials, told: Mapping[str, Told], say: Callable[[str], None], is_over: Callable[[], bool]
 ) -> tuple[PlaceNoise | None, str]:
-    """The place to compare at, and why there is none."""
-    place, why = _settled(tries, again, precisions, say, is_over)
+    """The place to compare at, and why there is none. `told`: what repeats at the first step told, by precision."""
+    place, why = _settled(tries, told, say, is_over)
     if place is not None and place.is_noisy and not is_over():
         say(f"unmodified runs are not identical; measuring their noise with {_MORE} more")
-        for _ in range(_MORE):
-            told = tries.repeat((place.at,))
-            if told.repeats and told.repeats[0]["sizes"]:
-                place = place.with_more(told.repeats[0])
+        for more in tries.repeats([Repeat((place.at,))] * _MORE):
+            if more.repeats and more.repeats[0]["sizes"]:
+                place = place.with_more(more.repeats[0])
     return place, why
 
 
 def _settled(
-    tries: RepeatTrials, again: Told, precisions: Sequence[str], say: Callable[[str], None], is_over: Callable[[], bool]
+    tries: RepeatTrials, told: Mapping[str, Told], say: Callable[[str], None], is_over: Callable[[], bool]
 ) -> tuple[PlaceNoise | None, str]:
-    first = measured(tries, again, precisions, (0,))
+    first = noise_of(told)
     if not first:
         return None, "its first step could not be compared"
     if first[0].agrees or is_over():
         return (None, first[0].why_not) if first[0].why_not else (first[0], "")
     say(f"two unmodified runs differ in the first step ({first[0].differs}); measuring later steps")
     later: list[PlaceNoise] = []
-    if not tries.repeat(LATER, keep=True).failure:
-        later = measured(tries, None, precisions, LATER)
+    if not tries.keep_at(LATER).failure:
+        later = noise_of(repeated(tries, LATER, told))
     place = chosen([*first, *later])
     return (None, first[0].why_not) if place is None else (replace(place, was_chosen=True), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from flatout.base.exits import exit_words, printed_to
 from flatout.base.fork_server import PAUSED
 from flatout.boost.forks import Forks
 from flatout.boost.protection import protecting
+from flatout.boost.settling import Repeat
 from flatout.boost.step_recorder import WARM_UP
 from flatout.boost.trial import SLOWER, Told, TrialRequest
 from flatout.doctor.script import Script
@@ -38,6 +40,7 @@ _FEW_TURNS = 4  # times as long for the first turns
 _SHARE = 1 / 6  # most of the time for all trials (--within) that the turns of one take
 _FILLING, _LEAST_IN_A_TURN = 2, 6  # steps of a turn on a device: untimed, until the host is ahead; least timed
 _SHORT_S, _HALF = 0.03, 0.4  # longest step, and largest share of memory, for two trials to alternate on a device
+_MOST_AT_ONCE, _FULL, _CORES = 4, 0.8, 4  # trials that are not timed; share of the memory for all; cores for each
 _NO_ROOM = ("OutOfMemoryError", "was killed by SIGKILL")  # may be caused by running two trials
 
 
@@ -66,6 +69,7 @@ class Trials:
         self._count = 0
         self._reference_s: float | None = None  # a whole trial of it
         self._steps_s: dict[tuple[tuple[str, Any], ...], float] = {}  # one of those that were tried
+        self._memory_share = 1.0  # of the device's memory, for one trial
         self._ends_at: int | None = None  # the script has no more steps
         self.reference_file, self._noise_file = folder / "reference.pt", folder / "noise.json"
         self.place = 0  # where steps are compared
@@ -75,13 +79,28 @@ class Trials:
         self.place = place
         self._noise_file.write_text(json.dumps(noise))
 
-    def repeat(
-        self, places: Sequence[int], precision: str = "fp32", *, keep: bool = False, shaken: bool = False, whole: bool = False
-    ) -> Told:
-        """The unmodified script, compared with its reference at several places; with `keep` it becomes the reference. `whole`:
-        with all steps of a trial, not only those that are compared."""
-        how: dict[str, Any] = {"places": tuple(places), "shaken": shaken, "only_compares": not whole, "noise": None}
-        return self._run(self._asked((), keep=keep, repeats="" if keep else precision, **how))
+    def repeats(self, asked: Sequence[Repeat]) -> list[Told]:
+        """On a device several at once, as memory and cores allow: they wait for the host most of the time."""
+        questions = [
+            self._asked(
+                (), places=one.places, repeats=one.precision, shaken=one.shaken, only_compares=not one.whole, noise=None
+            )
+            for one in asked
+        ]
+        told: list[Told] = []
+        while questions:
+            some, questions = questions[: self._at_once], questions[self._at_once :]
+            told += self._run_at_once(some)
+        return told
+
+    def keep_at(self, places: Sequence[int]) -> Told:
+        return self._run(self._asked((), keep=True, places=tuple(places), only_compares=True, noise=None))
+
+    @property
+    def _at_once(self) -> int:
+        if not self._on_device or not self._may_take_turns:
+            return 1
+        return max(1, min(_MOST_AT_ONCE, int(_FULL / max(self._memory_share, 0.01)), (os.cpu_count() or 1) // _CORES))
 
     def attempt(
         self,
@@ -119,6 +138,7 @@ class Trials:
             return told
         if keep and not told.failure:
             self._reference_s = time.monotonic() - began_s
+            self._memory_share = told.memory_share or self._memory_share
             if self._on_device:
                 # long steps depend on the device, whose speed is steady; short ones wait for the host, whose speed is not
                 short = bool(told.steps_s) and summarize(told.steps_s).median < _SHORT_S
@@ -131,10 +151,7 @@ class Trials:
         return told
 
     def _asked(self, remedies: Sequence[tuple[str, Any]], **more: Any) -> TrialRequest:
-        """Each trial gets its own folder."""
-        self._count += 1
-        place = self._folder / f"t{self._count}"
-        (place / "scratch").mkdir(parents=True)
+        place = self._new_place()
         keep = more.pop("keep", False)
         return TrialRequest(
             self._script.name,
@@ -154,6 +171,17 @@ class Trials:
             **more,
         )
 
+    def _new_place(self) -> Path:
+        """Each trial gets its own folder."""
+        self._count += 1
+        place = self._folder / f"t{self._count}"
+        (place / "scratch").mkdir(parents=True)
+        return place
+
+    def _afresh(self, asked: TrialRequest) -> TrialRequest:
+        place = self._new_place()
+        return replace(asked, scratch=str(place / "scratch"), answer=str(place / "answer.json"))
+
     def _start(self, asked: TrialRequest) -> int:
         question = Path(asked.answer).with_name("question.json")
         question.write_text(json.dumps(asdict(asked)))
@@ -171,6 +199,22 @@ class Trials:
         finally:
             self._forks.end(pid)
         return self._told(asked, code, time.monotonic() - began_s)
+
+    def _run_at_once(self, asked: Sequence[TrialRequest]) -> list[Told]:
+        """One that fails beside others runs again alone."""
+        if len(asked) == 1:
+            return [self._run(asked[0])]
+        began_s, pids = time.monotonic(), list[int]()
+        try:
+            pids += [self._start(one) for one in asked]
+            codes = [self._forks.wait(pid, self._limit_s) for pid in pids]
+        finally:
+            for pid in pids:
+                self._forks.end(pid)
+        told = [self._told(one, code, time.monotonic() - began_s) for one, code in zip(asked, codes, strict=True)]
+        if all(one.failure for one in told[1:]):
+            self._may_take_turns = self.by_turns = False  # the script holds a port, a lock or much memory
+        return [self._run(self._afresh(one)) if found.failure else found for one, found in zip(asked, told, strict=True)]
 
     def _told(self, asked: TrialRequest, code: int | None, took_s: float) -> Told:
         protecting.remove(Path(asked.scratch))  # with checkpoints, all trials together may fill a disk

@@ -20,6 +20,7 @@ _WORTH_ON_CPU = 1.1  # compiling takes long on a CPU and gains little
 
 class CompileRemedy(Remedy):
     name = COMPILE.name
+    slow_to_try = True
 
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         calls = diagnosis.case.training_calls

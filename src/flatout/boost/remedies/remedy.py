@@ -34,6 +34,7 @@ class Remedy(ABC):
     spares_launches = False  # no gain on a device that is always busy
     shortens_computing = False  # no gain on a device that waits for the host
     may_slow = False  # may make steps several times longer: never tried at once with others, whose gain it would hide
+    slow_to_try = False  # tens of seconds: tried after those that promise somewhat less
     of_gpu = False
     written_in_part = False  # its edits do only a part of the remedy
     can_be_a_line = True  # can be used with flatout.boost.keep

@@ -21,7 +21,9 @@ from flatout.boost.patching import Edit, placed
 from flatout.boost.remedies.dataset_state import dataset_state
 from flatout.boost.remedies.remedy import Offer, Remedy, predicted
 from flatout.doctor.diagnosis import Diagnosis
+from flatout.doctor.findings.no_workers import usual_workers, workers_that_keep_up
 
+_LATER = 3.0  # other remedies may make the rest of a step so many times as fast
 _LOOKED_AT_EACH = 32  # batches
 
 
@@ -39,7 +41,7 @@ class WorkersRemedy(Remedy):
         if loader.fills:  # a worker's cache of samples ends with the worker
             return []
         gain = predicted(diagnosis, "no_workers", "slow_transform", "too_many_workers")
-        count = min(case.seen.cores - (0 if case.on_device else 1), 8)
+        count = max(usual_workers(case), workers_that_keep_up(case, loader, faster=_LATER))
         if gain is None or count == loader.workers:
             return []
         return [Offer(self.name, count, loader.workers, gain)]

@@ -11,7 +11,7 @@ from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 from flatout.doctor.seen import ScriptLoader
 
-_MOST = 8
+_USUAL = 8
 _LEAST = 0.01  # of a step: less waiting is not reported
 
 
@@ -26,6 +26,25 @@ def hand_over_ms(case: Case, loader: ScriptLoader) -> float:
     return 1e3 * case.gains.hand_over_s(loader.batch_bytes)
 
 
+def reading_ms(case: Case, loader: ScriptLoader) -> float:
+    """Time of one process to read what a step needs."""
+    return case.batches_per_step(loader) * case.fetch_ms(loader) if loader.workers else case.rows[DATA]
+
+
+def workers_that_keep_up(case: Case, loader: ScriptLoader, faster: float = 1.0) -> int:
+    """With the rest of a step, which may be so many times as fast later, plus one; at most one for each core."""
+    rest_ms = max((case.train_ms - case.rows[DATA]) / faster, hand_over_ms(case, loader))
+    return min(ceil(reading_ms(case, loader) / max(rest_ms, 1e-6)) + 1, _free_cores(case))
+
+
+def usual_workers(case: Case) -> int:
+    return min(_free_cores(case), _USUAL)
+
+
+def _free_cores(case: Case) -> int:
+    return case.seen.cores - (0 if case.on_device else 1)
+
+
 def look(case: Case) -> Iterator[Finding]:
     loader = case.training_loader
     if loader is None or not workers_may_help(case, loader):
@@ -33,17 +52,16 @@ def look(case: Case) -> Iterator[Finding]:
     batches = case.batches_per_step(loader)
     wait_ms = case.rows[DATA]
     rest_ms = case.train_ms - wait_ms
-    reading_ms = batches * case.fetch_ms(loader) if loader.workers else wait_ms
-    workers = min(case.seen.cores - (0 if case.on_device else 1), _MOST)
-    if loader.workers:  # as many as keep up with the rest of a step, plus one
-        if reading_ms < loader.workers * rest_ms:  # the workers keep up: the step waits for something else
-            return
-        workers = min(workers, ceil(reading_ms / max(rest_ms, hand_over_ms(case, loader))) + 1)
+    reads_ms, workers = reading_ms(case, loader), workers_that_keep_up(case, loader)
+    if not loader.workers:
+        workers = max(workers, usual_workers(case))
+    elif reads_ms < loader.workers * rest_ms:  # the workers keep up: the step waits for something else
+        return
     if workers <= loader.workers:
         return
-    at_best_ms = max(rest_ms, reading_ms / workers)
+    at_best_ms = max(rest_ms, reads_ms / workers)
     if not case.on_device:  # workers and training share the cores
-        at_best_ms = max(at_best_ms, (rest_ms * min(case.seen.threads, case.seen.cores) + reading_ms) / case.seen.cores)
+        at_best_ms = max(at_best_ms, (rest_ms * min(case.seen.threads, case.seen.cores) + reads_ms) / case.seen.cores)
     few = "no workers" if not loader.workers else "one worker" if loader.workers == 1 else f"{loader.workers} workers"
     slower = "reading is slower than training" if loader.workers else "each step waits while its batch is read"
     yield Finding(
