@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from flatout.boost.remedies.remedy import Offer
 from flatout.boost.search import RemedySearch
 from flatout.boost.settling import Repeat
@@ -429,3 +431,12 @@ def test_what_takes_long_to_try_comes_after_what_promises_nearly_as_much() -> No
     offers = [Offer("compile", "on", "off", 2.0), Offer("autocast", "bf16", "off", 1.6)]
     RemedySearch(made, offers, lambda line: None).run("a machine", {}, "today")
     assert next(names for names in made.asked if names) == ("autocast",)
+
+
+@pytest.mark.parametrize("graphs", [0.7, 1.0])
+def test_shorter_computing_is_tried_once_fewer_launches_were_whatever_few_steps_showed(graphs: float) -> None:
+    made = Made({"autocast": 0.5, "cuda_graphs": graphs})
+    offers = [Offer("cuda_graphs", "on", "off", 2.2), Offer("autocast", "bf16", "off", 1.02)]
+    search = RemedySearch(made, offers, lambda line: None, computes_s=0.002)  # of a step of 20 ms
+    search.run("a machine", {}, "today")
+    assert ("autocast", "bf16") in search.kept

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from flatout.doctor.observing.calling import is_wrapper
 from flatout.doctor.patches import Patches
 
 Prepare = Callable[[nn.Module], bool]  # False: call it again at the next call
@@ -53,6 +54,8 @@ class Hooks:
         def __call__(module: nn.Module, *args: Any, **named: Any) -> Any:
             if torch.compiler.is_compiling() or is_traced() or self._inside or threading.get_ident() != self._main:
                 return original(module, *args, **named)
+            if is_wrapper(module):
+                return original(module, *args, **named)  # which calls the model
             return self._outermost(original, module, args, named)
 
         return __call__

@@ -23,6 +23,7 @@ from flatout.measure.stats import Comparison, summarize
 from flatout.measure.time_limit import TimeLimit
 
 _FRESH_S, _CHEAP_S = 20.0, 15.0  # a measurement is valid this long; a trial this short may be repeated
+_SHARE = 1 / 12  # of the time for all trials: no trial of a remedy is repeated after that
 _LEAST_TRIALS = 3  # two of the unmodified script, and one of a remedy
 _ONCE_S = 1.0  # a start that takes this much longer is reported
 CLOSE, _ROUNDS = (0.95, 1.15), 3  # speed-ups within noise between processes; most repetitions
@@ -100,8 +101,8 @@ class RemedyTrials:
         found = self._judged(told, standing, option)
         if found.kept and self._tries.by_turns and found.speed is not None and found.speed.ratio < CLOSE[1]:
             return self._second_pair(Attempt(found, told, standing), option)
-        rounds = 0
-        while told.took_s < _CHEAP_S and rounds < _ROUNDS and self._is_open(found, rounds):
+        rounds, ends_s = 0, time.monotonic() + _SHARE * self._time_limit.limit_s
+        while time.monotonic() < ends_s and told.took_s < _CHEAP_S and rounds < _ROUNDS and self._is_open(found, rounds):
             standing, told = self._once_more(standing, option.state, told)
             found = self._judged(told, standing, option)
             rounds += 1

@@ -149,12 +149,18 @@ class RemedySearch:
             return ""
         share = self._computes_s / step_s
         only_computing = remedy.shortens_computing or kept & LEAVES_COMPUTING.get(offer.name, set())
-        if only_computing and share < _COMPUTES:
+        if only_computing and share < _COMPUTES and not self._has_spared_launches:
             return f"the device computes for only {share:.0%} of a step and waits for the rest"
         shortened = any(REMEDIES[name].shortens_computing for name in kept)
         if remedy.spares_launches and not shortened and share > _BUSY:
             return f"the device computes for {min(share, 1.0):.0%} of a step, so there is little overhead to remove"
         return ""
+
+    @property
+    def _has_spared_launches(self) -> bool:
+        """Was a remedy with fewer launches timed? What it left of a step is computing, whatever a few observed steps showed."""
+        found = (self._record.latest(one.name, one.value) for one in self._offers if REMEDIES[one.name].spares_launches)
+        return any(one is not None and (one.entry.verdict == KEPT or _gained_nothing(one)) for one in found)
 
     def _hidden_by_launches(self, offer: Offer) -> Offer | None:
         """A remedy with fewer launches to try together with this one: if launching takes as long as computing, faster computing

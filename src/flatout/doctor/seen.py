@@ -103,6 +103,7 @@ class Calls:
     between: int = 0  # number of steps in which it was called
     batch: int = 0  # the first dimension of its first tensor
     parallel: bool = False  # nn.DataParallel
+    spread: bool = False  # over several devices by it
     mode_matters: bool = False  # has dropout or batch norm
     of_torch: bool = False  # its forward is torch's: a Sequential, for example
     odd_products: bool = False  # has a large linear layer whose width does not suit tensor cores

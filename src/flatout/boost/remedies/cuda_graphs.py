@@ -39,7 +39,7 @@ class CudaGraphs(Remedy):
     def offers(self, diagnosis: Diagnosis) -> list[Offer]:
         case = diagnosis.case
         calls = [call for call in case.training_calls if call.parameter_dtype]
-        if not case.on_device or not calls or any(call.compiled or call.parallel for call in calls):
+        if not case.on_device or not calls or any(call.compiled or call.spread for call in calls):
             return []
         return [Offer(self.name, "on", "off", predicted(diagnosis, "launch_bound", "small_batch"))]
 

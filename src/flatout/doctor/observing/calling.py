@@ -188,10 +188,16 @@ def _described(module: nn.Module, line: str, gradient: bool, args: Any, named: A
         compiled=inner is not None or getattr(module, "_compiled_call_impl", None) is not None,
         batch=tensors[0].shape[0] if tensors and tensors[0].dim() else 0,
         parallel=isinstance(module, nn.DataParallel),
+        spread=isinstance(module, nn.DataParallel) and not is_wrapper(module),
         mode_matters=any(isinstance(m, _BY_MODE) for m in parts),
         of_torch=is_of_torch(inner or module),
         odd_products=any(isinstance(m, nn.Linear) and is_odd(m.out_features) for m in parts),
     )
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """nn.DataParallel on one device, or none: it calls the module inside as it is."""
+    return isinstance(module, nn.DataParallel) and len(module.device_ids) < 2
 
 
 def is_of_torch(module: nn.Module) -> bool:
