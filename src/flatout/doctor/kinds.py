@@ -62,6 +62,12 @@ def of_operator(name: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)
+def is_runtime(name: str) -> bool:
+    """Is this a call of the device's runtime or driver, such as cudaLaunchKernel?"""
+    return _RUNTIME.search(name) is not None
+
+
+@lru_cache(maxsize=4096)
 def of_kernel(name: str) -> str:
     for row, pattern in _KERNELS:
         if pattern.search(name):

@@ -11,6 +11,7 @@ from typing import Any
 
 from flatout.doctor.called import Called
 from flatout.doctor.flops import flops_of
+from flatout.doctor.kinds import is_runtime
 from flatout.doctor.marks import PREFIX, Mark
 from flatout.measure.counts import Operation
 
@@ -70,8 +71,9 @@ def from_profiler(
 ) -> Trace:
     """`events`: kineto's, from torch.profiler."""
     host_threads: dict[int, list[Span]] = {}
-    launches: dict[int, int] = {}
-    work: list[tuple[int, int, str, int]] = []
+    # operators and runtime calls are numbered apart, so one number may stand for one of each
+    operators, calls = dict[int, int](), dict[int, int]()
+    work: list[tuple[int, int, str, int, int]] = []
     flops, counts, called = 0.0, dict[str, int](), Called()
     main = None
     for event in events:
@@ -81,14 +83,14 @@ def from_profiler(
             continue
         if event.device_type().name != "CPU":
             if not event.is_user_annotation() and not name.startswith(PREFIX):
-                work.append((start, stop, name, event.linked_correlation_id() or event.correlation_id()))
+                work.append((start, stop, name, event.correlation_id(), event.linked_correlation_id()))
             continue
         mark = marks[int(name[len(PREFIX) :])] if name.startswith(PREFIX) else None
         thread = event.start_thread_id()
         if mark is not None:
             main = thread
         host_threads.setdefault(thread, []).append(Span(start, stop, name, mark))
-        launches[event.correlation_id()] = start
+        (calls if is_runtime(name) else operators)[event.correlation_id()] = start
         event_flops = flops_of(event)
         called.add(event, event_flops)
         flops += event_flops
@@ -102,7 +104,7 @@ def from_profiler(
         steps,
         host,
         [span for spans in host_threads.values() for span in spans],
-        [DeviceWork(start, stop, name, launches.get(asked)) for start, stop, name, asked in work],
+        [DeviceWork(start, stop, name, calls.get(call, operators.get(operator))) for start, stop, name, call, operator in work],
         samples,
         flops=flops,
         counts=counts,
