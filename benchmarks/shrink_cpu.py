@@ -227,11 +227,12 @@ def main() -> int:
     parser.add_argument("--packages", type=Path, help="a folder with NAME-package, instead of training the examples")
     parser.add_argument("--budget", help="of the trainings, instead of the examples' own")
     parser.add_argument("--tools", type=Path, help="the folder of an environment with NNCF and Olive, made if it is not there")
-    parser.add_argument("--search", default="5 min", help="the time of each search (default 5 min)")
+    parser.add_argument("--search", default="10 min", help="the time of each search (default 10 min, as the command's)")
     asked = parser.parse_args()
     if asked.tools is not None:
         environment(asked.tools)
-    report = Report("shrink_cpu_trained" if asked.trained else "shrink_cpu", str(__doc__), CPU)
+    name = f"shrink_cpu{'_trained' if asked.trained else ''}{'' if asked.only is None else f'-{asked.only}'}"
+    report = Report(name, str(__doc__), CPU)
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
         for name in [asked.only] if asked.only else list(SMALLER if asked.trained else CASES):

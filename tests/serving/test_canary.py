@@ -22,6 +22,7 @@ from flatout.base.tree import to_data, to_text
 from flatout.packaging.package import open_package
 from flatout.serving.asking import Timing
 from flatout.serving.canary import tally
+from flatout.serving.canary.answer_ids import AnswerIds
 from flatout.serving.canary.comparable import answer_kind, check_replaces
 from flatout.serving.canary.judge import CanaryJudge
 from flatout.serving.canary.limits import CanaryLimits, parse_shares
@@ -328,7 +329,7 @@ def test_labels_decide_where_nothing_else_differs(version: Callable[[str], Path]
         for arm, n, wrong in ((1, 50, 0.1), (2, 10, 0.6)):
             for _ in range(n):
                 label = int(drawn.random() < wrong)
-                assert rollout.label(rollout._ids.name(arm, 0.0).decode(), kind.classes[label]).counted
+                assert rollout.label(AnswerIds(rollout.secret).name(arm, 0.0).decode(), kind.classes[label]).counted
         if rollout.look(counted):
             break
     assert rollout.status is RolloutStatus.ROLLED_BACK and rollout.reason.startswith("wrong answers")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -17,9 +14,10 @@ import numpy as np
 from flatout.base.errors import UsageError
 from flatout.measure.receipt import KEPT, REJECTED, Entry, Receipt
 from flatout.serving.canary import tally
-from flatout.serving.canary.answer_ids import AnswerIds, NamedAnswer
+from flatout.serving.canary.answer_ids import AnswerIds
 from flatout.serving.canary.comparable import AnswerKind
 from flatout.serving.canary.judge import CanaryJudge
+from flatout.serving.canary.labels import CanaryLabels, LabelAnswer
 from flatout.serving.canary.limits import CanaryLimits
 from flatout.serving.canary.options import CanaryOptions
 from flatout.serving.canary.rollout_view import UNDECIDED, shown_figure
@@ -28,22 +26,12 @@ from flatout.serving.canary.tally import Array
 _FIRST_PATIENCE_S, _LEAST_PATIENCE_S, _TIMES_P99 = 5.0, 1.0, 10.0
 _LATENCIES_KNOWN = 4  # figures
 _MOST_ENDS = 2  # of the canary's process
-_MOST_LABELS = 1_000_000  # remembered, so that a second one is known
 
 
 class RolloutStatus(StrEnum):
     RUNNING = "running"
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled back"
-
-
-@dataclass(frozen=True)
-class LabelAnswer:
-    """Of one label: the status of HTTP, and why."""
-
-    status: int
-    why: str
-    counted: bool = False
 
 
 class Rollout:
@@ -56,16 +44,13 @@ class Rollout:
         self.status, self.stage, self.reason = RolloutStatus.RUNNING, 0, ""
         self.secret = os.urandom(32)
         self._read: Array = tally.empty((2,))  # what the counters said at the last look
-        self._labels: Array = tally.empty((2,))  # since the last look
         self._sums: Array = tally.empty((2,))  # of all, over restarts
-        self._labelled: dict[str, None] = {}
         self._began_s, self._ended_s, self._saved_s = time.time(), 0.0, 0.0
         self._is_changed = False
         self._path = options.folder / f"canary-{options.model}.json"
-        self._names = self._path.with_suffix(".labels")
         self._needs: dict[int, dict[str, Any]] = {}  # by stage, as it was stated first
-        self._load()
-        self._ids = AnswerIds(self.secret)
+        self._is_known = self._load()
+        self._labels = CanaryLabels(kind, AnswerIds(self.secret), self._path.with_suffix(".labels"), known=self._is_known)
 
     # ---- verdicts ----
 
@@ -81,8 +66,8 @@ class Rollout:
 
     def look(self, counted: Array, ends: int = 0) -> bool:
         """What all fronts have counted since the server started. Whether something changed: the stage, or a verdict."""
-        new = counted - self._read + self._labels
-        self._read, self._labels = counted, tally.empty((2,))
+        new = counted - self._read + self._labels.since()
+        self._read = counted
         if self.is_over:
             return False
         self._sums = self._sums + new
@@ -134,53 +119,9 @@ class Rollout:
         found = next(row["stable"] for row in self.judge.figures() if row["figure"].endswith("p99"))
         return _FIRST_PATIENCE_S if found is None else max(_LEAST_PATIENCE_S, _TIMES_P99 * found)
 
-    # ---- labels ----
-
     def label(self, name: Any, label: Any) -> LabelAnswer:
         """One label, by the id that came with the answer."""
-        answer = self._ids.read(name) if isinstance(name, str) else None
-        if answer is None:
-            return LabelAnswer(
-                404, "no answer of this deployment has this id; it is the X-Flatout-Id of a request with one row"
-            )
-        if name in self._labelled:
-            return LabelAnswer(409, "this answer has a label already")
-        wrong = self._wrong(answer, label)
-        if isinstance(wrong, str):
-            return LabelAnswer(400, wrong)
-        self._labelled[name] = None
-        self._remember(name)
-        if len(self._labelled) > _MOST_LABELS:
-            del self._labelled[next(iter(self._labelled))]
-        if self.is_over:
-            return LabelAnswer(200, f"too late to count: the canary was {self.status}")
-        arm = self._labels[answer.arm - 1]
-        arm[tally.LABELLED] += 1
-        if self._kind.edges is None:
-            arm[tally.WRONG] += bool(wrong)
-        else:
-            arm[tally.MISSES.start + int(tally.step_of(wrong))] += 1
-        return LabelAnswer(200, "", counted=True)
-
-    def _remember(self, name: str) -> None:
-        self.options.folder.mkdir(parents=True, exist_ok=True)
-        with self._names.open("a") as file:
-            file.write(f"{name}\n")
-
-    def _wrong(self, answer: NamedAnswer, label: Any) -> bool | float | str:
-        """Whether the answer was wrong, or the size of its error; a text says what is wrong with the label."""
-        kind = self._kind
-        if kind.edges is not None:
-            if isinstance(label, bool) or not isinstance(label, int | float) or not math.isfinite(label):
-                return f"expected a number as the label, got {label!r}"
-            return abs(float(label) - answer.prediction) / kind.scale
-        if not kind.classes:
-            return "answers of this model can't be compared with labels"
-        if label in kind.classes:
-            return bool(kind.classes.index(label) != int(answer.prediction))
-        if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(kind.classes):
-            return label != int(answer.prediction)
-        return f"expected one of {', '.join(kind.classes[:10])} as the label, got {label!r}"
+        return self._labels.take(name, label, f"the canary was {self.status}" if self.is_over else "")
 
     # ---- what is shown ----
 
@@ -292,12 +233,13 @@ class Rollout:
         aside.chmod(0o600)  # it has the secret of the ids
         aside.replace(self._path)
 
-    def _load(self) -> None:
+    def _load(self) -> bool:
+        """Whether there is a state of this deployment."""
         try:
             written: Mapping[str, Any] = json.loads(self._path.read_text())
             limits = CanaryLimits.from_json(written["limits"])
             if written["identity"] != self._identity or limits != self.options.limits:
-                return  # of another deployment
+                return False
             self.judge.restore(written["judge"])
             self.status, self.stage, self.reason = (
                 RolloutStatus(written["status"]),
@@ -307,10 +249,9 @@ class Rollout:
             self.secret = bytes.fromhex(written["secret"])
             self._began_s, self._ended_s = float(written["began"]), float(written["ended"])
             self._sums = np.array(written["sums"], np.int64).reshape(2, tally.FIELDS)
-            with suppress(FileNotFoundError):
-                self._labelled = dict.fromkeys(self._names.read_text().split())
         except FileNotFoundError:
-            return
+            return False
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{self._path} is no state of a canary ({error}); move it away to begin anew") from error
         self._say(f"canary of {self.options.model}: {self.status}, as before, after {self._asked()[1]:,} requests")
+        return True

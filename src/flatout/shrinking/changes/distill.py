@@ -24,10 +24,12 @@ class Distill(TrainedChange):
     def why_not(self, lessons: Lessons, value: str) -> str | None:
         return lessons.why_not_taught or lessons.why_not_narrower
 
+    def left(self, value: str) -> float:
+        return 1 / int(value.removeprefix("1/"))
+
     def samples(self, lessons: Lessons, value: str) -> int:
         return round(_OF_THE_RUN * lessons.samples)
 
     def make(self, lessons: Lessons, value: str) -> TrainedModel:
-        share = 1 / int(value.removeprefix("1/"))
-        twin = narrowed(lessons.model, lessons.widths, lessons.worth, weights_of, share)
+        twin = narrowed(lessons.model, lessons.widths, lessons.worth, weights_of, self.left(value))
         return TrainedModel(*lessons.taught(twin, self.samples(lessons, value), 1.0))

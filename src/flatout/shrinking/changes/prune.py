@@ -8,7 +8,7 @@ from flatout.shrinking.changes.trained import TrainedChange, TrainedModel
 from flatout.shrinking.training.lessons import Lessons
 from flatout.shrinking.training.sizes import narrowed
 
-_OF_THE_RUN = 0.25  # samples of the fine-tuning
+_OF_THE_RUN = 0.5  # samples of the fine-tuning
 _RATE = 0.5  # of the run's learning rate: the weights are nearly right
 
 
@@ -21,10 +21,12 @@ class Prune(TrainedChange):
     def why_not(self, lessons: Lessons, value: str) -> str | None:
         return lessons.why_not_narrower
 
+    def left(self, value: str) -> float:
+        return 1 - float(value.removesuffix("%")) / 100
+
     def samples(self, lessons: Lessons, value: str) -> int:
         return round(_OF_THE_RUN * lessons.samples)
 
     def make(self, lessons: Lessons, value: str) -> TrainedModel:
-        share = 1 - float(value.removesuffix("%")) / 100
-        smaller = narrowed(lessons.model, lessons.widths, lessons.worth, lessons.flops, share)
+        smaller = narrowed(lessons.model, lessons.widths, lessons.worth, lessons.flops, self.left(value))
         return TrainedModel(*lessons.taught(smaller, self.samples(lessons, value), _RATE))

@@ -23,10 +23,12 @@ class Shallow(TrainedChange):
     def why_not(self, lessons: Lessons, value: str) -> str | None:
         return lessons.why_not_shallower
 
+    def left(self, value: str) -> float:
+        return 1 / int(value.removeprefix("1/"))
+
     def samples(self, lessons: Lessons, value: str) -> int:
         return round(_OF_THE_RUN * lessons.samples)
 
     def make(self, lessons: Lessons, value: str) -> TrainedModel:
-        share = 1 / int(value.removeprefix("1/"))
-        twin = shallower(lessons.model, lessons.blocks, share)
+        twin = shallower(lessons.model, lessons.blocks, self.left(value))
         return TrainedModel(*lessons.taught(twin, self.samples(lessons, value), 1.0))

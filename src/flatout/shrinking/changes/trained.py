@@ -30,6 +30,10 @@ class TrainedChange(ABC):
         """Why it does not apply to this model, in words; None if it does."""
 
     @abstractmethod
+    def left(self, value: str) -> float:
+        """The share of the model that stays, in FLOPs, weights or blocks."""
+
+    @abstractmethod
     def samples(self, lessons: Lessons, value: str) -> int:
         """That the smaller model learns from, which says how long it takes."""
 

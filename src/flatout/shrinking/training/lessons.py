@@ -28,7 +28,7 @@ from flatout.runs.trained import trained_model
 from flatout.shrinking.training.blocks import BlockRow, rows_of_blocks, shallower
 from flatout.shrinking.training.cuts import Width
 from flatout.shrinking.training.importance import importance
-from flatout.shrinking.training.sizes import flops_of, weights_of
+from flatout.shrinking.training.sizes import flops_of, scale_dropout, weights_of
 from flatout.shrinking.training.surgery import cut
 from flatout.shrinking.training.teaching import KNOWN, TaughtLoss
 from flatout.shrinking.training.widths import widths_of
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import onnx
 
 _FEW = 2
+_NARROW = 0.2
 _PLAIN: dict[str, Any] = {
     "init_from": None, "freeze": (), "unfreeze": {}, "rates": {}, "ema": None, "early_stop": None, "best": None,
     "metrics": None, "class_weights": None, "evaluate": None, "knobs": (), "name": "smaller",
@@ -52,7 +53,7 @@ class Lessons:
         self._job = build_job(self._run.recipe, cache, data=data_of(self._run, cache), trained=True)
         whole = merged(trained_model(self._run.folder, self._job))
         self.model = as_trained(self._run.plan.settings, whole, torch.device("cpu")).eval()
-        self.step_s = self._timed()
+        self._step_s = self._timed()
 
     @property
     def recipe(self) -> Recipe:
@@ -63,9 +64,10 @@ class Lessons:
         """That the run was trained with, in all epochs."""
         return int(self._run.result["samples"])
 
-    def predicted_s(self, samples: int) -> float:
-        """Of a training of a model as large as the run's: an upper bound."""
-        return samples / self._job.batch * self.step_s
+    def predicted_s(self, samples: int, left: float) -> float:
+        """Of a training of a model of which so much is left. Narrow layers take more time than their share."""
+        asking_s, learning_s = self._step_s
+        return samples / self._job.batch * (asking_s + learning_s * min(1.0, left + _NARROW))
 
     @property
     def why_not_narrower(self) -> str | None:
@@ -126,6 +128,7 @@ class Lessons:
         facts for the receipt."""
         facts = {"flops": self.flops(model) / self.flops(self.model), "weights": weights_of(model) / weights_of(self.model)}
         began_s = time.monotonic()
+        scale_dropout(model, facts["weights"])
         made, steps = self._trained(model, samples, rate)
         return made, {**facts, "steps": steps, "samples": steps * self._job.batch, "trained_s": time.monotonic() - began_s}
 
@@ -155,16 +158,18 @@ class Lessons:
         batch: Batch = Preparation(self._job.data.fitted).inside(rows)
         return batch
 
-    def _timed(self) -> float:
-        """A step of training with a teacher, on as many rows as a batch of the run."""
+    def _timed(self) -> tuple[float, float]:
+        """Of a step on as many rows as a batch of the run: to ask the teacher, if there is one, and to learn."""
         places = torch.arange(self._job.batch) % len(self._rows["y"])
         batch = self._batch({name: column[places] for name, column in self._rows.items()})
-        objective, times = self._job.objective, []
+        objective, asking, learning = self._job.objective, [0.0], list[float]()
         for _ in range(3):
             began_s = time.perf_counter()
-            with torch.no_grad():
-                objective.forward(self.model, batch)
+            if self.why_not_taught is None:
+                with torch.no_grad():
+                    objective.forward(self.model, batch)
+                asking.append(time.perf_counter() - began_s)
             loss_sum, weight = objective(self.model, batch)
             torch.autograd.grad(loss_sum / weight, [one for one in self.model.parameters() if one.requires_grad])
-            times.append(time.perf_counter() - began_s)
-        return min(times[1:])
+            learning.append(time.perf_counter() - began_s - asking[-1])
+        return min(asking[-2:]), min(learning[1:])

@@ -41,6 +41,13 @@ def narrowed(
     return made
 
 
+def scale_dropout(model: nn.Module, left: float) -> None:
+    """Fewer weights overfit less: dropout falls with the root of the share that is left (Han et al. 2015, section 3.2)."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p *= left**0.5
+
+
 def _kept(worth: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
     return {layer: values.topk(_count(len(values), share)).indices.sort().values for layer, values in worth.items()}
 

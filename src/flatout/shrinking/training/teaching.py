@@ -1,4 +1,8 @@
-"""The loss of a smaller model that learns from the run's model: half from the labels, half from the teacher's answers."""
+"""The loss of a smaller model that learns from the run's model: mostly from the labels, the rest from the teacher's answers.
+
+With more of the teacher, or softer answers, a table's model that was cut to a quarter lost more: 1.2 points with 90% and 0.5
+with half at temperature 2, 0.2 with half and 0.1 with a quarter at 1.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,7 @@ from flatout.data.source import Batch
 from flatout.objectives.objective import Loss, Objective, full_precision
 
 KNOWN = ("classify", "binary", "multilabel", "regress")
-_TEMPERATURE = 2.0
-_OF_TEACHER = 0.5
+_OF_TEACHER = 0.25
 
 
 class TaughtLoss:
@@ -32,8 +35,8 @@ class TaughtLoss:
 def _far(kind: str, output: Tensor, wanted: Tensor) -> Tensor:
     """For each answer; about as large as the loss of a label."""
     if kind == "classify":
-        logs, right = (F.log_softmax(one / _TEMPERATURE, 1) for one in (output, wanted))
-        return _TEMPERATURE**2 * F.kl_div(logs, right, log_target=True, reduction="none").sum(1)
+        logs, right = F.log_softmax(output, 1), F.log_softmax(wanted, 1)
+        return F.kl_div(logs, right, log_target=True, reduction="none").sum(1)
     if kind == "regress":
         return (output - wanted).square()
     return F.binary_cross_entropy_with_logits(output, wanted.sigmoid(), reduction="none")

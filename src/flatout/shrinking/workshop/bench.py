@@ -108,7 +108,7 @@ class CandidateBench(AnsweringBench):
         for name, one in TRAINED.items():
             for value in one.values:
                 why_not = one.why_not(lessons, value)
-                takes_s = 0.0 if why_not else lessons.predicted_s(one.samples(lessons, value))
+                takes_s = 0.0 if why_not else lessons.predicted_s(one.samples(lessons, value), one.left(value))
                 about[name][value] = {"why_not": why_not, "takes_s": takes_s}
         return {"changes": about}
 
