@@ -4,7 +4,8 @@
 # planted and by which words a finding counts as right: they are looked for in the finding's name, title and evidence, and for
 # slow scripts also in the line that the finding points at, if it is in the function with the planted fault
 # or one that the planted line calls.
-# The doctor's rules were improved on the half `worked` only; `unseen` was counted before and after.
+# The doctor's rules were improved on the half `worked` only; `unseen` was counted before and after. `new` are thirty more,
+# written later; its first count was of rules that had seen none of them.
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ from typing import Any
 
 import torch
 from _sick_list import SICK, UNSEEN, WORKED_ON, Sick
+from _sick_new import NEW
 from evidence import Bar, Report, options
 
-HALVES = {"worked": WORKED_ON, "unseen": UNSEEN, "all": SICK}
+HALVES = {"worked": WORKED_ON, "unseen": UNSEEN, "all": SICK, "new": NEW}
 LINE_FINDINGS = ("slow_python", "slow_transform", "costly_line", "operators_in_loop")
 """They say that the time goes to the line they point at: if that is where the fault was planted, they name it."""
 _MOST_S = 240

@@ -212,9 +212,12 @@ class Trials:
             for pid in pids:
                 self._forks.end(pid)
         told = [self._told(one, code, time.monotonic() - began_s) for one, code in zip(asked, codes, strict=True)]
-        if all(one.failure for one in told[1:]):
-            self._may_take_turns = self.by_turns = False  # the script holds a port, a lock or much memory
-        return [self._run(self._afresh(one)) if found.failure else found for one, found in zip(asked, told, strict=True)]
+        for at, one in enumerate(told):
+            if one.failure:
+                told[at] = self._run(self._afresh(asked[at]))
+                if not told[at].failure:
+                    self._may_take_turns = self.by_turns = False  # the script holds a port, a lock or much memory
+        return told
 
     def _told(self, asked: TrialRequest, code: int | None, took_s: float) -> Told:
         protecting.remove(Path(asked.scratch))  # with checkpoints, all trials together may fill a disk
