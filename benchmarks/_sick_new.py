@@ -280,7 +280,8 @@ _FAULTS: list[tuple[str, str, str, str, tuple[tuple[str, str], ...]]] = [
         (
             (
                 (
-                    "        for t, p in zip(cover.flatten(), predicted.flatten(), strict=False):\n            self.matrix[t, p] += 1\n"
+                    "        for t, p in zip(cover.flatten(), predicted.flatten(), strict=False):\n"
+                    "            self.matrix[t, p] += 1\n"
                 ),
                 (
                     "        cells = torch.bincount(cover.flatten() * COVERS + predicted.flatten(), minlength=COVERS**2)\n"
