@@ -12,9 +12,16 @@ _END_OF_INPUT = b"\x04" * 256  # for as many questions to a user who isn't there
 
 
 def take_terminal() -> None:
-    """stdin becomes a terminal as wide as the user's, at which nobody types. The process holds its other end until it ends."""
+    """stdin becomes a terminal as wide as the user's, at which nobody types; the process holds its other end until it ends.
+    Where no terminal can be made, stdin is empty."""
     size = _size_of(0)
-    ours, theirs = os.openpty()
+    try:
+        ours, theirs = os.openpty()
+    except OSError:  # a sandbox without terminals, or all are taken: then as without this
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nowhere, 0)
+        os.close(nowhere)
+        return
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, size.columns, 0, 0))
     os.write(ours, _END_OF_INPUT)
     os.dup2(theirs, 0)
