@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from flatout.boost.settling import Repeat
 from flatout.boost.step_recorder import WARM_UP
 from flatout.boost.trial import SLOWER, Told, TrialRequest
 from flatout.doctor.script import Script
+from flatout.machine.host import usable_cores
 from flatout.measure.judging import ComparedTimes, speed_up
 from flatout.measure.stats import summarize
 
@@ -100,7 +100,7 @@ class Trials:
     def _at_once(self) -> int:
         if not self._on_device or not self._may_take_turns:
             return 1
-        return max(1, min(_MOST_AT_ONCE, int(_FULL / max(self._memory_share, 0.01)), (os.cpu_count() or 1) // _CORES))
+        return max(1, min(_MOST_AT_ONCE, int(_FULL / max(self._memory_share, 0.01)), usable_cores() // _CORES))
 
     def attempt(
         self,
@@ -206,14 +206,15 @@ class Trials:
             return [self._run(asked[0])]
         began_s, pids = time.monotonic(), list[int]()
         try:
-            pids += [self._start(one) for one in asked]
+            for question in asked:
+                pids.append(self._start(question))
             codes = [self._forks.wait(pid, self._limit_s) for pid in pids]
         finally:
             for pid in pids:
                 self._forks.end(pid)
         told = [self._told(one, code, time.monotonic() - began_s) for one, code in zip(asked, codes, strict=True)]
-        for at, one in enumerate(told):
-            if one.failure:
+        for at, found in enumerate(told):
+            if found.failure:
                 told[at] = self._run(self._afresh(asked[at]))
                 if not told[at].failure:
                     self._may_take_turns = self.by_turns = False  # the script holds a port, a lock or much memory

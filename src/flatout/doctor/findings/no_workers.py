@@ -11,7 +11,7 @@ from flatout.doctor.case import Case
 from flatout.doctor.finding import Finding
 from flatout.doctor.seen import ScriptLoader
 
-_USUAL = 8
+_USUAL, _MOST = 8, 32
 _LEAST = 0.01  # of a step: less waiting is not reported
 
 
@@ -32,9 +32,9 @@ def reading_ms(case: Case, loader: ScriptLoader) -> float:
 
 
 def workers_that_keep_up(case: Case, loader: ScriptLoader, faster: float = 1.0) -> int:
-    """With the rest of a step, which may be so many times as fast later, plus one; at most one for each core."""
+    """With the rest of a step, which may be so many times as fast later, plus one; at most one for each core, and 32."""
     rest_ms = max((case.train_ms - case.rows[DATA]) / faster, hand_over_ms(case, loader))
-    return min(ceil(reading_ms(case, loader) / max(rest_ms, 1e-6)) + 1, _free_cores(case))
+    return min(ceil(reading_ms(case, loader) / max(rest_ms, 1e-6)) + 1, _free_cores(case), _MOST)
 
 
 def usual_workers(case: Case) -> int:
