@@ -50,15 +50,17 @@ def test_it_is_what_torch_computes(kind: str, classes: int) -> None:
     rows, plain = class_rows(logits, y), Seen("classes", logits.float(), y)
     assert rows is not None
     losses = F.cross_entropy(logits.float(), y, reduction="none")
-    torch.testing.assert_close(torch.from_numpy(rows.losses), losses, rtol=1e-5, atol=2e-6, equal_nan=True)
+    torch.testing.assert_close(torch.from_numpy(rows.losses), losses, rtol=1e-5, atol=2e-6, equal_nan=True, check_dtype=False)
     assert rows.loss == pytest.approx(losses.double().sum().item(), rel=1e-6, nan_ok=True)
     assert rows.predicted.tolist() == logits.argmax(1).tolist()
     assert rows.hit.tolist() == (logits.argmax(1) == y).tolist() and rows.correct == int((logits.argmax(1) == y).sum())
-    torch.testing.assert_close(torch.from_numpy(rows.surest), plain.surest, rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(
+        torch.from_numpy(rows.surest), plain.surest, rtol=1e-5, atol=1e-6, equal_nan=True, check_dtype=False
+    )
     for k in {1, classes // 2, classes - 1}:
         assert rows.within(k).tolist() == plain.within(k).tolist(), k
     if classes > 2:
-        torch.testing.assert_close(rows.log_odds(), plain.log_odds(), rtol=1e-5, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(rows.log_odds(), plain.log_odds(), rtol=1e-5, atol=1e-4, equal_nan=True, check_dtype=False)
 
 
 @pytest.mark.parametrize("classes", [10, 100])

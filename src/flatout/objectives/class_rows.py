@@ -1,9 +1,9 @@
 """Logits of a CPU and the class of each row: the loss and what metrics read, from as few passes over the logits as can be.
 
 torch's cross entropy takes 290 ns a row of 10 logits on one core, and argmax another 40: the loops for a row end before they
-pay. Few classes are therefore laid out class by class, so that loops run over rows. Of many classes, log_softmax gives the
-loss, and its largest column beside the true one tells whether the row is right. What decides is compared exactly: rows with
-ties or NaN are looked up among the logits themselves, as argmax does it.
+pay. Few classes are therefore laid out class by class, so that loops run over rows. Of many classes, the largest logit of
+each row tells whether it is right, and the sum of exponentials its loss. What decides is compared exactly: rows with ties or
+NaN are looked up among the logits themselves, as argmax does it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from flatout.objectives.columns import Array, turned
 
 FEW = 64  # classes
 _SUMMED = 4096  # losses whose sum is good to 7 digits as they are: NumPy adds pairs of sums
-_LEAST = 1e-25  # a sum of exponentials: below it, some of them may be too small for float32
+_LEAST, _MOST = 1e-25, 1e30  # a sum of exponentials: beyond, some of them may be too small or too large for float32
+_HALF = math.log(2) - 1e-3  # -log p: above it, two classes may be as likely
 
 
 class Scratch:
@@ -206,39 +207,46 @@ class _Few(ClassRows):
 
 
 class _Many(ClassRows):
-    """Done for each batch, so every look-up counts: no cached properties on the way to the loss and to what is right."""
+    """Done for each batch, so every look-up counts: no cached properties on the way to the loss and to what is right.
+
+    Exponentials of the logits as they are, not of what is left below the largest: one pass less. The logarithm of their sum
+    is taken in float64, so the loss is as exact. Where a sum may be too large or too small for float32, all is done again
+    below the largest.
+    """
 
     _own: Array | None = None
     _hit: Array | None = None
 
     def _pass(self) -> Array:
-        """The logarithm of the true class's probability; those of all classes are then in `_logs`."""
+        """The logit of the true class of each row; the largest is then in `_highest`, log(sum of exp) in `_log_total`."""
         if self._own is None:
-            self._logs = torch.log_softmax(self.logits, 1, out=self.scratch.like(self.logits, "logarithms"))
-            self._flat = self._logs.numpy().reshape(-1)
-            self._places = self.target + self.scratch.firsts(self.rows, self.classes)
-            self._own = self._flat[self._places]
+            highest = self.logits.amax(1)
+            self._highest = highest.numpy()
+            exps = self.scratch.like(self.logits, "exponentials")
+            total = torch.exp(self.logits, out=exps).sum(1).numpy()
+            if total.min() > _LEAST and total.max() < _MOST:
+                self._log_total = np.log(total, dtype=np.float64)
+            else:
+                total = torch.sub(self.logits, highest[:, None], out=exps).exp_().sum(1).numpy()
+                self._log_total = np.log(total, dtype=np.float64) + self._highest
+            flat = self.logits.numpy().reshape(-1)
+            self._own = flat[self.target + self.scratch.firsts(self.rows, self.classes)]
         return self._own
-
-    @cached_property
-    def _others(self) -> Array:
-        """The largest of the other classes. The true ones are taken out of `_logs`."""
-        self._pass()
-        self._flat[self._places] = -np.inf
-        return self._logs.amax(1).numpy()
 
     @property
     def losses(self) -> Array:
-        return -self._pass()
+        own = self._pass()
+        found: Array = self._log_total - own
+        return found
 
     @property
     def hit(self) -> Array:
-        """Logarithms keep the order, but may be equal where logits are not."""
+        """Rows are looked up where several logits may be the largest, which needs probabilities up to 1/2, and for NaN."""
         if self._hit is None:
-            own, others = self._pass(), self._others
-            found, less = own > others, own < others
-            if np.count_nonzero(found) + np.count_nonzero(less) < self.rows:
-                unsure = np.flatnonzero(~(found | less))
+            own = self._pass()
+            found = own == self._highest
+            unsure = np.flatnonzero((found & ~(self._log_total - own <= _HALF)) | (self._highest != self._highest))
+            if len(unsure):
                 found[unsure] = self.logits.numpy()[unsure].argmax(1) == self.target[unsure]
             self._hit = found
         return self._hit
@@ -250,21 +258,22 @@ class _Many(ClassRows):
 
     @cached_property
     def surest(self) -> Array:
-        return np.exp(np.maximum(self._pass(), self._others))
+        self._pass()
+        found: Array = np.exp(self._highest - self._log_total)
+        return found
 
     def log_odds(self) -> Tensor:
-        own, others = self._pass(), self._others
-        scores = self._logs.clone()
-        scores.numpy().reshape(-1)[self._places] = own
-        sure = np.flatnonzero(np.maximum(own, others) > -math.log(2))
+        self._pass()
+        scores = self.logits - torch.from_numpy(self._log_total).to(self.logits.dtype)[:, None]
+        sure = np.flatnonzero(self._highest - self._log_total > -_HALF)
         if len(sure):
-            likeliest = scores.numpy()[sure].argmax(1)
-            logs = scores.numpy()[sure, likeliest]
+            likeliest = self.predicted[sure]
+            logs = (self._highest - self._log_total)[sure]
             scores.numpy()[sure, likeliest] = -_log_rest(self.logits[sure], likeliest) - logs - 2 * math.log(2)
         return scores
 
     def _not_above(self, strictly: bool) -> Array:
-        own = self.logits.numpy()[np.arange(self.rows), self.target]
+        own = self._pass()
         compare, marks = torch.lt if strictly else torch.le, self.scratch.like(self.logits, "marks")
         return compare(self.logits, torch.from_numpy(own)[:, None], out=marks).sum(1).numpy()
 
