@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from _zoo_scripts import ZOO, ZooScript
-from evidence import BEGAN_S, Bar, Report, options
+from evidence import BEGAN_S, RESULTS, Bar, Report, machine, options
 
 SITE = Path(__file__).parent / "_zoo_site"
 _KEPT = re.compile(r"^flatout boost: (.+?): ([\d.]+)x, kept: ")
@@ -165,6 +165,11 @@ def _told_of(receipt: dict[str, Any], lines: Sequence[tuple[float, str]]) -> dic
     }
 
 
+def measured_before(file: Path) -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = json.loads(file.read_text())["conditions"]["scripts"]
+    return {name: row for name, row in rows.items() if "gain" in row}
+
+
 def table(rows: dict[str, dict[str, Any]]) -> str:
     lines = [f"{'script':28} {'kind':15} {'gain':>6} {'interval':>14} {'first':>7}  kept, or why nothing was"]
     for name, row in rows.items():
@@ -189,6 +194,7 @@ def main() -> int:
     parser.add_argument("--each", type=float, default=900.0, metavar="SECONDS", help="at most so long for one script")
     parser.add_argument("--trials", default="3 min", metavar="DURATION", help="passed on as boost's own --within")
     parser.add_argument("--no-doctor", action="store_true", help="boost alone")
+    parser.add_argument("--go-on", type=Path, metavar="FILE", help="an earlier result: its scripts are not run again")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = Report("zoo", __doc__ or "", device, {"within": asked.trials, "data": "made, in place of each script's own"})
@@ -196,17 +202,22 @@ def main() -> int:
     wanted = [one for one in wanted if asked.only is None or one.name in asked.only]
     if asked.smoke:
         wanted = [one for one in wanted if one.name == "polynomial regression"]
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = measured_before(asked.go_on) if asked.go_on else {}
+    versions = machine(device)
     for script in wanted:
+        if script.name in rows:
+            continue
         command = script.command_on(device.type)
         left_s = (asked.within or 1e9) - (time.monotonic() - BEGAN_S)
         if command is None or left_s < 30:
             rows[script.name] = {"kind": script.kind, "failed": "not for a CPU" if command is None else "no time was left"}
             continue
         print(f"{script.name}: {command}", file=sys.stderr, flush=True)
-        rows[script.name] = tried(
-            script, command, asked.place, asked.mirror, asked.trials, min(left_s, asked.each), not asked.no_doctor
-        )
+        row = tried(script, command, asked.place, asked.mirror, asked.trials, min(left_s, asked.each), not asked.no_doctor)
+        rows[script.name] = {**row, "flatout": versions["source"], "torch": versions["torch"], "within": asked.trials}
+        if not asked.smoke:
+            report.conditions["scripts"] = rows
+            report.write(asked.out or RESULTS, asked.quick)  # what was measured is kept if a later script ends the time
     report.conditions["scripts"] = rows
     print(table(rows))
     ran = [row for row in rows.values() if "gain" in row]

@@ -19,11 +19,14 @@ from flatout.base.errors import UsageError
 from flatout.base.events import EventLog
 from flatout.base.html import to_html
 from flatout.base.tree import to_data, to_text
+from flatout.cli.ahead import StudyEndAhead
 from flatout.cli.main import app
 from flatout.cli.study_progress import LiveStudy, rung_line
 from flatout.cli.study_state import StudyState
 from flatout.tuning.study.folder import StudyFolder, create_study
 from flatout.tuning.views.doc import study_doc
+from flatout.tuning.views.history import read_history
+from flatout.tuning.views.importance import importance_of
 from flatout.tuning.views.journal import write_journal
 from flatout.tuning.views.words import short_keys, value_text
 
@@ -143,6 +146,15 @@ def test_importance_is_of_one_step_and_finds_the_parameter_that_counts(tmp_path:
     write(few, (20, trained(19)))
     assert not to_data(study_doc(few))["importance"]["shares"]
     assert "importance" not in to_text(study_doc(few))
+
+
+def test_importance_is_known_before_the_winner_is_judged(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    folder, ahead = halved(tmp_path), StudyEndAhead()
+    ahead({"kind": "begun", "folder": str(folder.path)})
+    ahead({"kind": "finals"})
+    assert ahead.importance == importance_of(read_history(folder), folder.space) and ahead.importance is not None
+    assert to_data(study_doc(folder, ahead.importance)) == to_data(study_doc(folder))
 
 
 def test_without_optuna_importance_and_journals_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

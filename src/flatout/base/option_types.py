@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import lru_cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from flatout.base.errors import UsageError
@@ -14,10 +16,24 @@ LARGEST = 2**31 - 1  # for whole numbers: larger sizes overflow in torch
 _LONGEST = 80
 
 
-def hints_of(maker: Callable[..., Any]) -> dict[str, Any]:
-    """Type hints by option name."""
+@dataclass(frozen=True)
+class MakerOptions:
+    """The parameters of a function or class: their names, and type hints by name."""
+
+    names: tuple[str, ...]
+    hints: Mapping[str, Any]
+
+
+def options_of(maker: Callable[..., Any]) -> MakerOptions:
+    return _known_options(maker) if isinstance(maker, types.FunctionType | type) else _options(maker)
+
+
+def _options(maker: Callable[..., Any]) -> MakerOptions:
     of_fields = not isinstance(maker, type) or is_dataclass(maker)  # base classes may be in other modules
-    return get_type_hints(maker if of_fields else maker.__init__)
+    return MakerOptions(tuple(inspect.signature(maker).parameters), get_type_hints(maker if of_fields else maker.__init__))
+
+
+_known_options = lru_cache(256)(_options)  # a search checks the recipe of each trial
 
 
 def fitted(value: Any, hint: Any) -> Any:

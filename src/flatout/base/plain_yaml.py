@@ -25,6 +25,7 @@ _TRUTHS = {"yes": True, "true": True, "on": True, "no": False, "false": False, "
 _DIGITS = r"[0-9]+(?:_[0-9]+)*"
 _WHOLE = re.compile(rf"[-+]?{_DIGITS}|[-+]?0x[0-9a-fA-F]+|[-+]?0o[0-7]+|[-+]?0b[01]+")
 _FLOAT = re.compile(rf"[-+]?(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_USUAL_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,20}(?:e-[0-9]{1,2})?|e-[0-9]{1,2})")
 _TRUTH = re.compile(r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF")
 _NULL = re.compile(r"~|null|Null|NULL|")
 _SURROGATE = re.compile("[\ud800-\udfff\0]")
@@ -66,6 +67,8 @@ for _kind, _pattern, _first in (
 
 def read_yaml(text: str) -> tuple[Any, list[str]]:
     """The value and a list of problems; a part with a problem is None. Raises UsageError if the text is not YAML at all."""
+    if _USUAL_NUMBER.fullmatch(text):  # which a search writes by the thousand
+        return float(text), []
     if len(text) > MOST_CHARACTERS:
         raise UsageError(f"the recipe has {len(text):,} characters, at most {MOST_CHARACTERS:,} are allowed")
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flatout.base.errors import UsageError, did_you_mean
-from flatout.base.option_types import fitted, hints_of
+from flatout.base.option_types import fitted, options_of
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class Spec:
 
     def fitted_to(self, maker: Callable[..., Any], given: Collection[str] = ()) -> Spec:
         """Convert values to the types that `maker` has hints for. Reports all wrong types and unknown options at once."""
-        own = [name for name in inspect.signature(maker).parameters if name not in given]
-        hints, problems, options = hints_of(maker), [], {}
+        known = options_of(maker)
+        own = [name for name in known.names if name not in given]
+        problems, options = list[str](), dict[str, Any]()
         if self.value is not None and not own:
             raise UsageError(f"{self.name} takes no value, got {self.value!r}")
         written = self.options if self.value is None else {own[0]: self.value}
@@ -56,7 +57,7 @@ class Spec:
                 problems.append(f"{self.name} has no option {name!r}; {did_you_mean(name, own)}")
                 continue
             try:
-                options[name] = fitted(value, hints.get(name))
+                options[name] = fitted(value, known.hints.get(name))
             except UsageError as error:
                 problems.append(f"{self.name}.{name}: {error}")
         if problems:

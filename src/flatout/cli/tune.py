@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from flatout.base.events import Observer
     from flatout.tuning.space.space import Space
 
-_AT_THE_END = ("flatout.tuning.views.doc", "optuna.importance")  # which takes three seconds, for scikit-learn
-
 
 def tune(
     recipe: RecipePath,
@@ -96,15 +94,16 @@ def tune(
                 raise typer.Exit(code)
             seats = seats_on_ray(read_asked(recipe, overrides, sets, offs), workers, _say)
 
-        from flatout.cli.ahead import ImportsAhead
+        from flatout.cli.ahead import StudyEndAhead
         from flatout.cli.study_progress import study_progress
         from flatout.tuning.verb import tune as search
         from flatout.world.joining import is_first
 
         asked = read_asked(recipe, overrides, sets, offs)
         speaks = is_first()
+        ahead = StudyEndAhead()
         with study_progress(quiet or not speaks) as observers:
-            told: tuple[Observer, ...] = (*observers, ImportsAhead(_AT_THE_END))
+            told: tuple[Observer, ...] = (*observers, ahead)
             study = search(
                 asked, asked_space, budget=budget, trials=trials, metric=metric, seed=seed, device=device, runs=runs,
                 fresh=fresh, observers=told, cache=cache_folder(), say=_say, seats=seats, start=start,
@@ -115,7 +114,7 @@ def tune(
     from flatout.base.tree import to_data, to_text
     from flatout.tuning.views.doc import study_doc
 
-    doc = study_doc(study.folder)
+    doc = study_doc(study.folder, ahead.importance)
     print_json(to_data(doc)) if as_json else print(to_text(doc))
     if html is not None:
         from flatout.base.html import to_html

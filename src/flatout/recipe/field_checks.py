@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from flatout.base.budget import COUNTED, Budget
 from flatout.base.errors import FlatoutError, UsageError, did_you_mean
+from flatout.base.option_types import options_of
 from flatout.base.specs import Spec, pick
 from flatout.engine.job import EarlyStop
 from flatout.engine.optimizers import check_optimizer as check_known_optimizer
@@ -55,7 +56,7 @@ def check_model(model: Any) -> None:
         maker = pick({**BUILDERS, **dict.fromkeys(LIBRARIES)}, spec.name, "model")
         if spec.value is not None:
             raise UsageError(f"{spec.name} takes options by name, such as {{{spec.name}: {{...}}}}, got {spec.value!r}")
-        own = [name for name in inspect.signature(maker).parameters if name not in _FROM_DATA]
+        own = [name for name in options_of(maker).names if name not in _FROM_DATA]
         strays = [name for name in spec.options if name not in (*own, *_FROM_DATA)]
         problems = [f"{spec.name} has no option {name!r}; {did_you_mean(name, own)}" for name in strays]
         try:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -86,14 +86,17 @@ class Space:
 
 def as_yaml(value: Any) -> str:
     """Text that our YAML reader reads as exactly this value."""
-    plain = value if isinstance(value, str) else repr(value) if isinstance(value, float) else None
-    if plain is not None and plain.strip():
-        try:
-            if read_yaml(plain) == (value, []) and type(read_yaml(plain)[0]) is type(value):
-                return plain
-        except UsageError:
-            pass  # it needs quotes
-    return json.dumps(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return repr(float(value))  # also of NumPy's
+    return value if isinstance(value, str) and _needs_no_quotes(value) else json.dumps(value)
+
+
+@lru_cache(1024)  # of few names, one is written for each trial
+def _needs_no_quotes(text: str) -> bool:
+    try:
+        return bool(text.strip()) and read_yaml(text) == (text, [])
+    except UsageError:
+        return False
 
 
 def problems_of(parameters: Sequence[Parameter]) -> list[str]:

@@ -10,6 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,13 +146,25 @@ class Driver:
 
     def run(self) -> None:
         """Until the search is finished. KeyboardInterrupt leaves a log from which the study goes on."""
-        while (rung := self._next()) is not None:
-            with self._ledger.timed(SAVING):
-                self._prepare()
+        while (rung := self._next_while_saving()) is not None:
             self._note(self._trained(rung))
         is_short = self._spending.share_of_seconds(self._seconds_of_one) <= _SHORT
         if not self._search.best(1) and is_short and (rung := self._best_alive(self._total)) is not None:
             self._note({**self._trained(rung), "beyond": True})
+
+    def _next_while_saving(self) -> Rung | None:
+        """Processes of trials forget and save while this one chooses: neither needs the other."""
+        if not self._crew.isolated:  # nobody else would do it
+            rung = self._next()
+            with self._ledger.timed(SAVING):
+                self._prepare()
+            return rung
+        with ThreadPoolExecutor(1) as beside:
+            preparing = beside.submit(self._prepare)
+            rung = self._next()
+            with self._ledger.timed(SAVING):  # what choosing did not hide
+                preparing.result()
+        return rung
 
     def _next(self) -> Rung | None:
         with self._ledger.timed(SEARCH):

@@ -13,6 +13,7 @@ from typing import Any
 from flatout.base.errors import NotARun, StoreError
 from flatout.base.events import read_events
 from flatout.base.files import read_json, write_json
+from flatout.tuning.space.space import Space
 
 FORMAT = 1
 _ASKED, _LOG, _RESULT = "study.json", "study.jsonl", "result.json"
@@ -35,6 +36,10 @@ class StudyFolder:
         if found.get("flatout_study") != FORMAT:
             raise StoreError(f"{self.path} has study format {found.get('flatout_study')!r}, this flatout reads format {FORMAT}")
         return found
+
+    @property
+    def space(self) -> Space:
+        return Space.parse(self.asked["space"])
 
     @property
     def log_path(self) -> Path:

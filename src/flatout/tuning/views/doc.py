@@ -9,7 +9,6 @@ from typing import Any
 from flatout.base.tree import Doc, Fields, Node, TextLine
 from flatout.base.units import show_metric, show_seconds
 from flatout.store.lock import FileLock
-from flatout.tuning.space.space import Space
 from flatout.tuning.study.folder import StudyFolder
 from flatout.tuning.study.ledger import FINALS, TRAINING, ledger_lines
 from flatout.tuning.views.history import StudyHistory, TrialLine, read_history
@@ -23,10 +22,11 @@ from flatout.tuning.views.words import point_lines, short_keys, wrapped
 _REASONS = 5  # of failures
 
 
-def study_doc(folder: StudyFolder) -> Doc:
+def study_doc(folder: StudyFolder, importance: Importance | None = None) -> Doc:
+    """`importance`: if it was computed before."""
     asked, result, history = folder.asked, folder.result, read_history(folder)
-    space = Space.parse(asked["space"])
-    importance = importance_of(history, space)
+    space = folder.space
+    importance = importance_of(history, space) if importance is None else importance
     nodes: list[Node] = [TextLine(_title(folder, history), strong=True), TextLine()]
     nodes += verdict_nodes(folder, asked, result) if result is not None else map(TextLine, _unfinished(folder, history))
     nodes += [TextLine(), *study_pictures(history, space, result, importance)]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from flatout.base.errors import StoreError, UsageError
 from flatout.tuning.space.domains import Choices, Domain, Mixture, Range, same_as, shown
 from flatout.tuning.space.parameter import Parameter
-from flatout.tuning.space.space import Space
 from flatout.tuning.study.folder import StudyFolder
 from flatout.tuning.views.history import DROPPED, FAILED, StudyHistory, TrialLine, read_history
 from flatout.tuning.views.importance import NEEDS_OPTUNA, quiet_optuna
@@ -30,8 +29,8 @@ def write_journal(folder: StudyFolder, path: Path) -> int:
     """Replaces the file; returns the number of trials. A trial that was dropped is PRUNED there."""
     if find_spec("optuna") is None:
         raise UsageError(f"--optuna needs Optuna: {NEEDS_OPTUNA}")
-    history, asked = read_history(folder), folder.asked
-    distributions = {one.key: _distribution(one, history) for one in Space.parse(asked["space"]).parameters}
+    history = read_history(folder)
+    distributions = {one.key: _distribution(one, history) for one in folder.space.parameters}
     aside = path.with_name(f"{path.name}.part")
     with suppress(FileNotFoundError):
         aside.unlink()
