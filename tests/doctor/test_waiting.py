@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,10 +14,11 @@ from flatout.doctor.account import DATA
 from flatout.doctor.case import Case, make_case
 from flatout.doctor.diagnosis import Diagnosis
 from flatout.doctor.finding import Finding
-from flatout.doctor.findings import no_workers, sample_by_sample
+from flatout.doctor.findings import costly_line, no_workers, sample_by_sample
 from flatout.doctor.marks import Mark
+from flatout.doctor.observing.sampler import StackSampler
 from flatout.doctor.seen import Fetched, Period, ScriptLoader, ScriptRecord
-from flatout.doctor.trace import DeviceWork, Span, Trace
+from flatout.doctor.trace import DeviceWork, Span, ThreadSample, Trace
 from flatout.machine.gains import Gains
 from flatout.machine.hand_over import hand_over_key
 
@@ -125,3 +128,28 @@ def test_data_is_kept_on_the_device_where_short_steps_wait_for_it_though_no_work
     assert offer.predicted == pytest.approx(3.0 / 2.5)
     never = replace(short.seen, loaders=[replace(short.seen.loaders[0], waited=[])])
     assert not Resident().offers(Diagnosis(make_case(never, short.trace, None, 1e-6), ()))
+
+
+def test_waiting_for_the_device_at_the_end_of_the_window_is_no_cost_of_a_line() -> None:
+    """The host queues steps quickly; the observer then waits until they are computed. Of 40 samples, 9 are the script's."""
+
+    def look(own: int, waiting: int) -> list[Finding]:
+        samples = [ThreadSample(k * MS, "train.py:18", in_torch=True) for k in range(own)]
+        samples += [ThreadSample((own + k) * MS, "") for k in range(waiting)]
+        seen = ScriptRecord("cuda", 100, [], [], cores=16, window_steps=STEPS, window_s=0.4)
+        return list(costly_line.look(make_case(seen, Trace(0, 40 * MS, STEPS, [], samples=samples), None, 1e-6)))
+
+    assert [one.where for one in look(9, 0)] == ["train.py:18"]
+    assert look(9, 31) == []
+
+
+def test_a_sampler_names_no_line_while_the_observer_waits() -> None:
+    sampler = StackSampler(threading.get_ident(), period_s=0.001)
+    sampler.start()
+    for waiting in (False, True):
+        before, sampler.waiting = len(sampler.samples), waiting
+        while len(sampler.samples) < before + 4:
+            time.sleep(0.001)
+        last = sampler.samples[-1]
+        assert bool(last.where) is not waiting
+    sampler.stop()

@@ -20,6 +20,12 @@ def main() -> None:
     began = BEGAN_S.set(time.monotonic())
     try:
         _answer(words, is_program)
+    except SystemExit as ended:
+        if is_program and "torch" in sys.modules and isinstance(ended.code, int | None):
+            from flatout.cli.leaving import leave
+
+            leave(ended.code or 0)
+        raise
     finally:
         BEGAN_S.reset(began)
 

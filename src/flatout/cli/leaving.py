@@ -82,7 +82,7 @@ def leave(exit_code: int) -> NoReturn:
 
     The shutdown is not safe in every process. A process forked from a profiler would wait for threads that it does not have.
     A process that trained with others still has Gloo's threads: if one of them needs the GIL during shutdown, the process
-    aborts (SIGABRT), and its launcher takes a finished run for a failed one.
+    aborts (SIGABRT), and its launcher takes a finished run for a failed one. With torch it also takes half a second.
     """
     if threading.current_thread() is threading.main_thread():
         threading._shutdown()  # type: ignore[attr-defined]

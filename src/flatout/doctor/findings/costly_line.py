@@ -18,14 +18,12 @@ _SAVED = 0.9
 
 def look(case: Case) -> Iterator[Finding]:
     left_out = sorted(case.trace.left_out)
-    samples = [sample for sample in case.trace.samples if sample.where and not _within(sample.at, left_out)]
-    if len(samples) < _FEWEST:
-        return
+    samples = [sample for sample in case.trace.samples if not _within(sample.at, left_out)]
     inside = _model_and_loss(case)
     lines: Counter[str] = Counter()
     in_torch: Counter[str] = Counter()
     for sample in samples:
-        if not _within(sample.at, inside):
+        if sample.where and not _within(sample.at, inside):
             lines[sample.where] += 1
             in_torch[sample.where] += sample.in_torch
     if not lines:

@@ -48,8 +48,7 @@ def look(case: Case) -> Iterator[Finding]:
         return
     in_model = case.seen.look is not None and line in case.seen.look.repeated
     share = count / own
-    whole = len(case.trace.samples) - sum(1 for s in case.trace.samples if not s.where)
-    time_ms = case.train_ms * (count + (share * backward if in_model else 0)) / max(whole, 1)
+    time_ms = case.train_ms * (count + (share * backward if in_model else 0)) / len(case.trace.samples)
     calls = case.seen.look.repeated[line] if in_model and case.seen.look is not None else None
     yield Finding(
         "operators_in_loop",

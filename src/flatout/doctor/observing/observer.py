@@ -192,10 +192,11 @@ class Observer:
                 self._open_timing()
 
     def _close_profile(self) -> None:
+        assert self._sampler is not None
+        self._sampler.waiting = True
         synchronize(self._device)
         self._ended_ns = time.time_ns()
         self._marks.recording = False
-        assert self._sampler is not None
         self._sampler.stop()
         self._profiler.__exit__(None, None, None)
         self._in_window.restore()

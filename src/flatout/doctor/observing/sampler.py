@@ -22,6 +22,7 @@ _TORCH = str(Path(torch.__file__).parent)
 class StackSampler:
     def __init__(self, thread: int, period_s: float = _PERIOD_S) -> None:
         self.samples: list[ThreadSample] = []
+        self.waiting = False  # the observer itself waits for the device: that is no line of the script
         self._thread, self._period_s = thread, period_s
         self._stop = threading.Event()
         self._switched_s = sys.getswitchinterval()
@@ -44,7 +45,7 @@ class StackSampler:
             frame = sys._current_frames().get(self._thread)
             if frame is None:
                 return
-            own = next(where.own_frames(frame), None)
+            own = None if self.waiting else next(where.own_frames(frame), None)
             line = "" if own is None else where.place(own.f_code.co_filename, own.f_lineno)
             writes = own is not None and is_write(linecache.getline(own.f_code.co_filename, own.f_lineno))
             in_torch = frame.f_code.co_filename.startswith(_TORCH)

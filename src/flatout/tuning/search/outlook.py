@@ -8,7 +8,7 @@ import numpy as np
 
 from flatout.tuning.search.draws import Draws, expected_improvement
 from flatout.tuning.search.features import features_of
-from flatout.tuning.search.model import KernelConstants, Model
+from flatout.tuning.search.model import MOST, KernelConstants, Model
 from flatout.tuning.search.standing import StudyStanding
 from flatout.tuning.search.trials import TrialState
 
@@ -57,10 +57,10 @@ class Outlook:
         worst = min(score for _, _, score in rows)
         failed = [one for one in self.standing.trials.values() if one.failed]
         rows += [(one.units, max(one.at, self.shortest), worst) for one in failed]
-        space = self.standing.space
-        points = features_of(space, [units for units, _, _ in rows])
-        steps = np.log2(np.array([step for _, step, _ in rows]) / self.standing.total)
-        model = Model(points, steps, np.array([score for _, _, score in rows]), self.constants, fit=fit)
+        space, used = self.standing.space, rows[-MOST:]
+        points = features_of(space, [units for units, _, _ in used])
+        steps = np.log2(np.array([step for _, step, _ in used]) / self.standing.total)
+        model = Model(points, steps, np.array([score for _, _, score in used]), self.constants, fit=fit)
         self.constants = model.constants
         ends = [score for _, step, score in rows if step == self.standing.total]
         if ends:
