@@ -18,3 +18,15 @@ setup() {
     fi
     PATH="$PWD/.venv/bin:$PATH"
 }
+
+# fastai, into .venv/fastai: see fastai.txt
+setup_fastai() {
+    local stamp=.venv/fastai/.installed wanted
+    wanted=$(cksum <scripts/fastai.txt)
+    if [[ ! -f $stamp || $(cat "$stamp") != "$wanted" ]]; then
+        echo "installing fastai for tests of the docs (once)" >&2
+        rm -rf .venv/fastai
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/fastai -r scripts/fastai.txt
+        echo "$wanted" >"$stamp"
+    fi
+}

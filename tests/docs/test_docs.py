@@ -8,10 +8,12 @@ import gzip
 import inspect
 import json
 import lzma
+import os
 import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -443,6 +445,20 @@ def test_code_of_other_trainers_runs(library: str, place: Path) -> None:
     script = place / "theirs.py"
     script.write_text(f"{page.blocks('python')[0]}\n{theirs}")
     runpy.run_path(str(script), run_name="__main__")
+
+
+def test_code_of_fastai_runs(place: Path) -> None:
+    """In a process of its own, because fastai changes torch's tensors."""
+    site = Path(sys.prefix) / "fastai"
+    if not (site / "fastai").is_dir():
+        pytest.skip("fastai is not installed: scripts/test does it")
+    page = Page(ROOT / "docs" / "coming-from.md")
+    theirs = next(block for block in page.blocks("py") if "from fastai" in block)
+    (place / "theirs.py").write_text(theirs)
+    environment = {**os.environ, "PYTHONPATH": str(site), "MPLBACKEND": "agg", "PYTHONWARNINGS": "ignore"}
+    ended = subprocess.run([sys.executable, "theirs.py"], cwd=place, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert (place / "model.pkl").exists()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.blocks("yaml")], **ids)
