@@ -141,7 +141,8 @@ def tried(
         _, lines = started(script, [*boost, *command.split()], folder, root, limit_s)
         receipt = Path(scratch) / "out" / "receipt.json"
         if not receipt.exists():
-            return {**row, "failed": lines[-1][1][:300] if lines else "it ended without a word"}
+            failed = lines[-1][1][:300] if lines else "it ended without a word"
+            return {**row, "failed": failed, "said": _ours(lines)}
         told = json.loads(receipt.read_text())
     return {**row, **_told_of(told, lines)}
 
@@ -162,12 +163,21 @@ def _told_of(receipt: dict[str, Any], lines: Sequence[tuple[float, str]]) -> dic
         "first_gain_s": next((at for at, line in lines if _KEPT.match(line)), None),
         "receipt_s": next((at for at, line in lines if line.startswith("flatout boost: receipt:")), None),
         "why": "" if kept else "; ".join(reasons)[:400] or receipt.get("stopped", ""),
+        "tries": [
+            {name: one.get(name) for name in ("name", "value", "verdict", "predicted", "measured", "low", "high", "why")}
+            for one in receipt["entries"]
+        ],
+        "said": _ours(lines),
     }
 
 
-def measured_before(file: Path) -> dict[str, dict[str, Any]]:
+def _ours(lines: Sequence[tuple[float, str]]) -> list[str]:
+    return [f"{at:.0f} s  {line}" for at, line in lines if line.startswith("flatout")]
+
+
+def measured_before(file: Path, within: str) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = json.loads(file.read_text())["conditions"]["scripts"]
-    return {name: row for name, row in rows.items() if "gain" in row}
+    return {name: row for name, row in rows.items() if "gain" in row and row.get("within") == within}
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
@@ -194,7 +204,7 @@ def main() -> int:
     parser.add_argument("--each", type=float, default=900.0, metavar="SECONDS", help="at most so long for one script")
     parser.add_argument("--trials", default="3 min", metavar="DURATION", help="passed on as boost's own --within")
     parser.add_argument("--no-doctor", action="store_true", help="boost alone")
-    parser.add_argument("--go-on", type=Path, metavar="FILE", help="an earlier result: its scripts are not run again")
+    parser.add_argument("--go-on", type=Path, metavar="FILE", help="an earlier result: what had as long is not run again")
     asked = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report = Report("zoo", __doc__ or "", device, {"within": asked.trials, "data": "made, in place of each script's own"})
@@ -202,7 +212,7 @@ def main() -> int:
     wanted = [one for one in wanted if asked.only is None or one.name in asked.only]
     if asked.smoke:
         wanted = [one for one in wanted if one.name == "polynomial regression"]
-    rows: dict[str, dict[str, Any]] = measured_before(asked.go_on) if asked.go_on else {}
+    rows: dict[str, dict[str, Any]] = measured_before(asked.go_on, asked.trials) if asked.go_on else {}
     versions = machine(device)
     for script in wanted:
         if script.name in rows:
