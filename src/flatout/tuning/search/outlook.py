@@ -48,21 +48,23 @@ class Outlook:
 
     def _model(self, fit: bool = False) -> tuple[Model | None, float]:
         """With the score to beat, standardised."""
-        good = self.standing.good()
-        rows = [(one.units, step, score) for one in good for step, score in one.scores.items() if step < one.at]
-        rows += [(one.units, one.at, one.score) for one in good]  # last: they say most
-        rows += [(units, self.standing.total, score) for units, score in self.earlier]
+        good, total = self.standing.good(), self.standing.total
+        latest = [(one.units, one.at, one.score) for one in good] + [(units, total, score) for units, score in self.earlier]
+        failed = [one for one in self.standing.trials.values() if one.failed]
+        rows = latest
+        if failed or len(latest) < MOST:  # the model takes the last ones: they say most
+            rows = [(one.units, step, score) for one in good for step, score in one.scores.items() if step < one.at] + latest
         if len(rows) < _FEWEST:
             return None, 0.0
-        worst = min(score for _, _, score in rows)
-        failed = [one for one in self.standing.trials.values() if one.failed]
-        rows += [(one.units, max(one.at, self.shortest), worst) for one in failed]
+        if failed:
+            worst = min(score for _, _, score in rows)
+            rows += [(one.units, max(one.at, self.shortest), worst) for one in failed]
         space, used = self.standing.space, rows[-MOST:]
         points = features_of(space, [units for units, _, _ in used])
-        steps = np.log2(np.array([step for _, step, _ in used]) / self.standing.total)
+        steps = np.log2(np.array([step for _, step, _ in used]) / total)
         model = Model(points, steps, np.array([score for _, _, score in used]), self.constants, fit=fit)
         self.constants = model.constants
-        ends = [score for _, step, score in rows if step == self.standing.total]
+        ends = [score for _, step, score in latest if step == total]
         if ends:
             return model, model.standardised(max(ends))
         mean, _ = model.at_the_end(features_of(space, [one.units for one in good]))
