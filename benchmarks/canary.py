@@ -58,12 +58,13 @@ def latencies(version: Version) -> Array:
     return np.bincount(steps, minlength=tally.LATENCIES) / len(quantiles)
 
 
-def drawn(version: Version, n: int, many: int, rng: np.random.Generator) -> Array:
+def drawn(version: Version, n: int, many: int, rng: np.random.Generator, timed: int | None = None) -> Array:
+    """`timed`: of the n requests, those of the control."""
     found = tally.empty((many,))
     found[:, tally.REQUESTS] = found[:, tally.LABELLED] = n
     found[:, tally.FAILED] = rng.binomial(n, ERRORS + version.errors, many)
     found[:, tally.WRONG] = rng.binomial(n, WRONG + version.wrong, many)
-    found[:, tally.SLOW] = rng.multinomial(n, latencies(version), many)
+    found[:, tally.SLOW] = rng.multinomial(n if timed is None else timed, latencies(version), many)
     return found
 
 
@@ -126,9 +127,9 @@ def deploy(version: Version, many: int, looks: int, seed: int) -> tuple[Array, d
     judge, rules = CanaryJudge(CanaryLimits(stages=(SHARE,)), shape=(many,)), Rules(many)
     stopped = np.full(many, -1)
     others = round(LOOK * (1 - SHARE) / SHARE)
-    judge.look(drawn(Version("before"), others, many, rng), tally.empty((many,)))
+    judge.look(drawn(Version("before"), others, many, rng, LOOK), tally.empty((many,)))
     for look in range(looks):
-        stable, canary = drawn(Version("stable"), others, many, rng), drawn(version, LOOK, many, rng)
+        stable, canary = drawn(Version("stable"), others, many, rng, LOOK), drawn(version, LOOK, many, rng)
         judge.look(stable, canary)
         rules.look(stable, canary)
         stopped = np.where((stopped < 0) & judge.rolls_back(), look, stopped)
@@ -138,7 +139,8 @@ def deploy(version: Version, many: int, looks: int, seed: int) -> tuple[Array, d
 def stated() -> dict[str, int]:
     """Requests of the canary, before any was seen."""
     judge = CanaryJudge(CanaryLimits(stages=(SHARE,)))
-    judge.look(drawn(Version("stable"), 100_000, 1, np.random.default_rng(0))[0], tally.empty())
+    timed = round(100_000 * SHARE / (1 - SHARE))
+    judge.look(drawn(Version("stable"), 100_000, 1, np.random.default_rng(0), timed)[0], tally.empty())
     found = judge.needs(0)
     return {one.figure: int(found[one.figure]["caught"].most or 0) for one in BAD}
 

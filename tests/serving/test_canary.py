@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -29,8 +30,13 @@ from flatout.serving.canary.limits import CanaryLimits, parse_shares
 from flatout.serving.canary.options import CanaryOptions
 from flatout.serving.canary.rollout import Rollout, RolloutStatus
 from flatout.serving.canary.rollout_view import rollout_doc, state_files
-from flatout.serving.front.watching import AnsweredRequest
+from flatout.serving.counters import SharedCounters
+from flatout.serving.front.canary_split import CanarySplit, ShadowCopy, SplitRule
+from flatout.serving.front.exchange import CANARY, INSTEAD, STABLE, UNTIMED
+from flatout.serving.front.refusals import Refusal
+from flatout.serving.front.watching import MOMENTS, AnsweredRequest
 from flatout.serving.one_of_each_batch import OneOfEachBatch
+from flatout.serving.shared_watching import SharedWatching
 
 FAULTY = """
 import os, time
@@ -114,6 +120,7 @@ def test_a_killed_server_comes_back_where_it_was_and_a_person_decides(deployment
         server.until(lambda: "as a canary" in server.said, "start the canary")
         server.until(lambda: any(ask(server, user).headers["x-flatout-version"] == "2" for user in range(30)), "share")
         versions = [ask(server, user).headers["x-flatout-version"] for user in range(24)]
+        assert len(server.executors()) == 3, "the stable version, the canary, and the control"
         stands = server.get("/canary").json
         assert stands["status"] == "running" and "errors" in stands["not_enough_evidence_yet"]
         assert "canary of people: 50% of the requests" in server.get("/live.json").json["notes"][0]
@@ -378,3 +385,68 @@ def test_equal_versions_with_slow_batches_are_not_rolled_back() -> None:
                 tally.add_requests(counts[arm][place], len(requests), 0, taken)
         judge.look(*counts)
     assert judge.rolls_back().sum() <= 1
+
+
+# ---- times are compared under equal load ----
+
+
+class AskedExchange(ShadowCopy):
+    """A request that notes who was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda failed, copy: None)
+        self.who: list[str] = []
+
+
+def split_with(share: float, control: bool) -> CanarySplit:
+    made = object.__new__(CanarySplit)
+    made._rule = SplitRule("people", "2", share, b"0" * 32, None, 60.0, False, None)
+    made._stable, made._canary, made._control = "stable", "canary", "control" if control else None  # type: ignore[assignment]
+    return made
+
+
+async def asked_of(share: float, control: bool, fails: str = "") -> list[tuple[list[str], int]]:
+    split, found = split_with(share, control), []
+
+    def ask(version: Any, exchange: Any) -> None:
+        exchange.who.append(version)
+        if version == fails:
+            exchange.answered_instead(Refusal(503, "it is busy"))
+
+    for _ in range(4000):
+        exchange = AskedExchange()
+        split.shared(exchange, ask)
+        found.append((exchange.who, exchange.arm))
+    return found
+
+
+def test_a_control_gets_as_many_requests_as_the_canary_and_alone_tells_how_long_the_stable_version_takes() -> None:
+    found = asyncio.run(asked_of(0.1, control=True))
+    counts = {who: sum(one[0] == [who] for one in found) for who in ("stable", "canary", "control")}
+    assert sum(counts.values()) == 4000
+    assert 300 < counts["canary"] < 500 and 300 < counts["control"] < 500
+    assert {tuple(who): arm for who, arm in found} == {("stable",): UNTIMED, ("canary",): CANARY, ("control",): STABLE}
+    without = asyncio.run(asked_of(0.1, control=False))
+    assert {tuple(who): arm for who, arm in without} == {("stable",): STABLE, ("canary",): CANARY}
+
+
+def test_what_a_control_does_not_answer_the_stable_version_answers_and_the_canary_is_not_blamed() -> None:
+    found = asyncio.run(asked_of(0.1, control=True, fails="control"))
+    assert {tuple(who): arm for who, arm in found} == {
+        ("stable",): UNTIMED,
+        ("canary",): CANARY,
+        ("control", "stable"): UNTIMED,
+    }
+    blamed = asyncio.run(asked_of(0.1, control=True, fails="canary"))
+    assert {tuple(who): arm for who, arm in blamed}[("canary", "stable")] == INSTEAD
+
+
+def test_untimed_requests_count_as_requests_and_not_as_times() -> None:
+    counters = SharedCounters()
+    watching = SharedWatching(counters, 0, None)
+    for arm in (UNTIMED, UNTIMED, STABLE, CANARY):
+        moments = MOMENTS.pack(0.0, 0.0, 0.0, 0.0, 0.0, 0.01, 0.0, 0.0, 0.0, 0.0)
+        watching.answered(AnsweredRequest(None, b"POST", b"/predict", 200, 1, 10, moments, Timing(), arm))
+    watching.flush()
+    stable, canary = watching.arms
+    assert (stable[tally.REQUESTS], stable[tally.SLOW].sum(), canary[tally.REQUESTS], canary[tally.SLOW].sum()) == (3, 1, 1, 1)

@@ -88,6 +88,10 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    no_control: Annotated[
+        bool,
+        typer.Option("--no-control", help="Compare times with all requests, without a process that has the canary's load."),
+    ] = False,
     keep_old: Annotated[str, typer.Option("--keep-old", help="How long the old version stays warm.")] = "10 min",
     needs_labels: Annotated[
         bool, typer.Option("--needs-labels", help="Promote only if POST /feedback shows that answers are as often right.")
@@ -152,7 +156,8 @@ def serve(
     )
     options = _with_drift(options, drift, drift_allowed, state)
     limits = _canary_limits(share, needs_labels, latency_slack)
-    options = replace(options, canary=_canary(wanted, canary, shadow, limits, canary_key, keep_old, state, runs))
+    judged = _canary(wanted, canary, shadow, limits, canary_key, keep_old, state, runs)
+    options = replace(options, canary=None if judged is None else replace(judged, control=not no_control))
     sys.path.insert(0, "")  # hooks may be in this folder
     sys.exit(serve_packages(wanted, options, opened=lambda url: _opened(url, [one.name for one in wanted]), say=_say))
 

@@ -12,6 +12,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ class Executors:
         self.served: dict[str, RunningModel] = {}
         self.beside: tuple[str, ...] = ()  # those of a canary
         self.beside_model: RunningModel | None = None
+        self.controls: tuple[str, ...] = ()  # those of the stable version that get as many requests as the canary
+        self.control_model: RunningModel | None = None
         self.beside_ends = 0  # how often a process of the canary has ended
         self.places: dict[str, int] = {}  # of counters, by the model's name
         self._versions: dict[str, int] = {}
@@ -104,20 +107,39 @@ class Executors:
     async def start_beside(self, wanted: WantedModel) -> RunningModel:
         """A canary, in processes of its own: what it does to them harms nobody else. One on each device."""
         model = await self._versioned(wanted)
+        names = self._names_of("canary")
+        self.beside, self.beside_model, self.beside_ends = names, model, 0
+        await self._all_ready(names, model)
+        return model
+
+    async def start_control(self, name: str) -> None:
+        """What is served under this name once more, in processes of its own, for as many requests as the canary gets."""
+        model = replace(self.served[name], number=next(self._numbers))
+        names = self._names_of("control")
+        self.controls, self.control_model = names, model
+        await self._all_ready(names, model)
+
+    def _names_of(self, what: str) -> tuple[str, ...]:
         generation = next(self._generations)
-        names = [f"{device}/{generation}/canary" for device in self.devices]
-        self.beside, self.beside_model, self.beside_ends = tuple(names), model, 0
+        return tuple(f"{device}/{generation}/{what}" for device in self.devices)
+
+    async def _all_ready(self, names: Sequence[str], model: RunningModel) -> None:
         try:
             for name, device in zip(names, self.devices, strict=True):
                 await self._ready(name, device, (model,))
         except BaseException:
-            self.end_beside(())
+            self.end_beside(()) if names == self.beside else self.end_control(())
             raise
-        return model
 
     def end_beside(self, fronts: Collection[int]) -> None:
         """These fronts were told to ask it no more."""
         names, self.beside, self.beside_model = self.beside, (), None
+        for name in names:
+            self.retire(name, fronts)
+        self.forget_versions()
+
+    def end_control(self, fronts: Collection[int]) -> None:
+        names, self.controls, self.control_model = self.controls, (), None
         for name in names:
             self.retire(name, fronts)
         self.forget_versions()
@@ -202,14 +224,14 @@ class Executors:
             return
         is_canary = executor.name in self.beside
         self.beside_ends += is_canary
-        of = "canary" if is_canary else "models"
+        of = "canary" if is_canary else "control" if executor.name in self.controls else "models"
         self._say(f"the process of the {of} {how}; a new one is started, and asked again for what was not answered")
         self._processes.later(self._replace(executor))
 
     async def _replace(self, ended: RunningExecutor) -> None:
         while not self._processes.is_over:  # also while draining: what was accepted is answered
             await asyncio.sleep(self._processes.pause_s())
-            if ended.name not in (*self.current, *self.beside):
+            if ended.name not in (*self.current, *self.beside, *self.controls):
                 return
             try:
                 await self._ready(ended.name, ended.device, ended.models)
@@ -259,7 +281,7 @@ class Executors:
     def forget_versions(self) -> None:
         """Folders of versions that no executor needs now."""
         used = {model.path for model in self.served.values()}
-        used |= {self.beside_model.path} if self.beside_model is not None else set()
+        used |= {one.path for one in (self.beside_model, self.control_model) if one is not None}
         used |= {model.path for executor in self.by_name.values() for model in executor.models}
         for folder in self._folders - used:
             shutil.rmtree(folder, ignore_errors=True)

@@ -89,6 +89,7 @@ class Front:
         self._replies: dict[int, Callable[[Mapping[str, Any]], None]] = {}
         self._asked = 0
         self._models: dict[str, dict[str, ServedModel]] = {}
+        self._control: ServedModel | None = None  # of a canary
         self._messages: asyncio.Queue[ControlMessage] = asyncio.Queue()
         self._is_open = False
         self._pausing: asyncio.TimerHandle | None = None
@@ -168,19 +169,26 @@ class Front:
     async def _take_models(self, written: Sequence[Mapping[str, Any]], canary: Mapping[str, Any] | None) -> None:
         """Packages are read in a thread: requests are answered meanwhile."""
         known = {model.number: model for versions in self._models.values() for model in versions.values()}
+        if self._control is not None:
+            known[self._control.number] = self._control
         models: dict[str, dict[str, ServedModel]] = {}
         for one in [*([] if canary is None else [canary["model"]]), *written]:  # the stable version is the newest
-            before = known.get(one["number"])
-            model = before if before is not None else await asyncio.to_thread(served, one)
+            model = await self._known_or_read(known, one)
             models.setdefault(model.name, {})[model.version] = model
+        control = None if canary is None else canary["control"]
+        self._control = None if control is None else await self._known_or_read(known, control)
         self._models = models
         self._watching.places = {one["name"]: one["place"] for one in written}
         self._pages.models = {name: list(versions.values())[-1] for name, versions in models.items()}
-        self._app.swap(models, None if canary is None else SplitRule.from_json(canary["rule"]))
+        self._app.swap(models, None if canary is None else SplitRule.from_json(canary["rule"]), self._control)
         if not self._app.ready:
             slowest_s = max(map(row_seconds, self._pages.models.values()), default=0.0)
             self._say("ready", [self._lane.descriptor], row_s=_HTTP_S + slowest_s)
             self._app.ready = True
+
+    async def _known_or_read(self, known: Mapping[int, ServedModel], written: Mapping[str, Any]) -> ServedModel:
+        before = known.get(written["number"])
+        return before if before is not None else await asyncio.to_thread(served, written)
 
     # ---- connections ----
 

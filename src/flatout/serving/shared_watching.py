@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from flatout.serving.access_log import AccessLog
 from flatout.serving.canary.tally import add_requests
 from flatout.serving.counters import FrontTally, SharedCounters
-from flatout.serving.front.exchange import CANARY, INSTEAD, STABLE
+from flatout.serving.front.exchange import CANARY, INSTEAD, STABLE, UNTIMED
 from flatout.serving.front.watching import AnsweredRequest, ModelStatistics, spent_times
 from flatout.serving.one_of_each_batch import OneOfEachBatch
 
@@ -24,7 +24,7 @@ class SharedWatching:
         self.batches: Mapping[str, Mapping[str, float]] = {}  # by model, what executors say
         self._tallies: dict[int, FrontTally] = {}
         self._pending: list[AnsweredRequest] = []
-        self._alone = {arm: OneOfEachBatch() for arm in (STABLE, CANARY, INSTEAD)}
+        self._alone = {arm: OneOfEachBatch() for arm in (STABLE, CANARY)}
 
     def answered(self, request: AnsweredRequest) -> None:
         pending = self._pending
@@ -54,13 +54,13 @@ class SharedWatching:
 
     def _count_arms(self, judged: list[AnsweredRequest]) -> None:
         """What the stable version answered instead of the canary is a failure of the canary."""
-        for arm, tally in ((STABLE, self.arms[0]), (CANARY, self.arms[1]), (INSTEAD, self.arms[1])):
+        for arm, tally in ((STABLE, self.arms[0]), (UNTIMED, self.arms[0]), (CANARY, self.arms[1]), (INSTEAD, self.arms[1])):
             some = [one for one in judged if one.arm == arm]
             well = [one for one in some if arm != INSTEAD and one.status_code < 500]
             if some:
-                alone = self._alone[arm].chosen(well)
-                taken = [one for one, is_alone in zip(well, alone, strict=True) if is_alone]
-                add_requests(tally, len(some), len(some) - len(well), [one.total_s for one in taken])
+                timed = self._alone[arm].chosen(well) if arm in self._alone else [False] * len(well)
+                taken = [one.total_s for one, is_timed in zip(well, timed, strict=True) if is_timed]
+                add_requests(tally, len(some), len(some) - len(well), taken)
 
     def statistics(self, name: str, version: str) -> ModelStatistics:
         """Of all versions of a model together, over all fronts."""

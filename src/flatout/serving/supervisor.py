@@ -32,7 +32,7 @@ from flatout.serving.explaining import serving_doc
 from flatout.serving.history import History
 from flatout.serving.options import ServeOptions, WantedModel
 from flatout.serving.processes import Processes
-from flatout.serving.running import RunningExecutor, RunningFront
+from flatout.serving.running import RunningExecutor, RunningFront, RunningModel
 from flatout.serving.shares import best_row_s, fronts_needed
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -360,26 +360,50 @@ class Supervisor:
         try:
             async with self._swapping:
                 await self._executors.start_beside(self._next_version(rollout))
+                await self._start_control(rollout)
         except FlatoutError as error:
             if not self._processes.is_over:
                 rollout.fail(f"it can't be started: {error}")
             return
         kind = "shadow" if rollout.options.shadow else f"canary with {100 * rollout.share:g}% of the requests"
-        self._say(f"{rollout.options.path} is there as a {kind} of {rollout.options.model}")
+        control = ", and the stable version as a control with as many" if self._executors.controls else ""
+        self._say(f"{rollout.options.path} is there as a {kind} of {rollout.options.model}{control}")
         self._tell_fronts()
 
+    async def _start_control(self, rollout: Rollout) -> None:
+        options = rollout.options
+        if options.shadow or not options.control:
+            return
+        try:
+            await self._executors.start_control(options.model)
+        except FlatoutError as error:
+            if not self._processes.is_over:
+                self._say(
+                    f"degraded: there is no control of {options.model} ({error}): times of the canary are compared with those "
+                    "of all other requests, whose load is another one"
+                )
+
+    def _model_beside(self, model: RunningModel | None, names: Sequence[str]) -> dict[str, Any] | None:
+        """None if it is not there."""
+        ready = [self._executors.by_name.get(name) for name in names]
+        if model is None or not any(one is not None and one.is_ready for one in ready):
+            return None
+        takes = all(one is not None and model.number in one.takes_files for one in ready)
+        return {**vars(model), "path": str(model.path), "takes_files": takes}
+
     def _canary_message(self) -> dict[str, Any] | None:
-        rollout, model = self._rollout, self._executors.beside_model
-        ready = [self._executors.by_name.get(name) for name in self._executors.beside]
-        if rollout is None or model is None or not any(one is not None and one.is_ready for one in ready):
+        rollout, executors = self._rollout, self._executors
+        model = self._model_beside(executors.beside_model, executors.beside)
+        if rollout is None or model is None:
             return None
         self._patience_s = rollout.patience_s()
-        takes = all(one is not None and model.number in one.takes_files for one in ready)
+        control = self._model_beside(executors.control_model, executors.controls)
         return {
-            "model": {**vars(model), "path": str(model.path), "takes_files": takes},
+            "model": model,
+            "control": control,
             "rule": {
-                "name": model.name,
-                "version": model.version,
+                "name": model["name"],
+                "version": model["version"],
                 "share": rollout.share,
                 "secret": rollout.secret.hex(),
                 "key": rollout.options.key,
@@ -402,12 +426,22 @@ class Supervisor:
         rollout.save(_BEAT_S)
 
     def _after_verdict(self, rollout: Rollout) -> None:
+        if rollout.is_over:
+            self._end_control()
         self._tell_fronts()
         self._broadcast({"do": "status", "status": self.status()})
         if rollout.status is RolloutStatus.ROLLED_BACK:
             self._end_canary()
         elif rollout.status is RolloutStatus.PROMOTED:
             self._processes.later(self._take_over(rollout))
+
+    def _end_control(self) -> None:
+        """Nothing is compared any more."""
+        names = self._executors.controls
+        fronts = [front.slot for front in self._fronts.values() if front.is_ready]
+        for name in names:
+            self._broadcast({"do": "retire", "executor": name})
+        self._executors.end_control(fronts)
 
     def _end_canary(self) -> None:
         names = self._executors.beside

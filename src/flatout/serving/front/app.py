@@ -57,6 +57,8 @@ class FrontApp:
         self._desk: AnyDesk = desk if samples is None else SamplingDesk(desk, samples)
         self._arms, self._extra_posts = arms, dict(extra_posts or {})
         self._rule: SplitRule | None = None
+        self._control: ServedModel | None = None
+        self._control_view: ModelView | None = None
         self._extra, self._has_token = dict(extra_routes or {}), token is not None
         self.ready = True
         self._views: list[ModelView] = []
@@ -90,9 +92,9 @@ class FrontApp:
     def draining(self, draining: bool) -> None:
         self._site.draining = draining
 
-    def swap(self, models: Versions, rule: SplitRule | None = None) -> None:
-        """`rule`: one of the models has a canary; it is among its versions."""
-        self._rule = rule
+    def swap(self, models: Versions, rule: SplitRule | None = None, control: ServedModel | None = None) -> None:
+        """`rule`: one of the models has a canary; it is among its versions. `control` is not: nobody asks it by name."""
+        self._rule, self._control = rule, control
         self._site.routes = self._routes(models)
 
     def protocol_factory(self) -> HttpConnection:
@@ -128,5 +130,10 @@ class FrontApp:
         rule, arms = self._rule, self._arms
         if rule is None or arms is None or rule.version not in views.get(rule.name, {}):
             return {}
-        versions = views[rule.name]
-        return {rule.name: CanarySplit(self._desk, list(versions.values())[-1], versions[rule.version], rule, arms)}
+        versions, control = views[rule.name], self._control
+        if control is None:
+            self._control_view = None
+        elif self._control_view is None or self._control_view.model is not control:
+            self._control_view = ModelView(control)
+        stable = list(versions.values())[-1]
+        return {rule.name: CanarySplit(self._desk, stable, versions[rule.version], rule, arms, self._control_view)}

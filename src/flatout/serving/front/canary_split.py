@@ -17,7 +17,7 @@ import orjson
 from flatout.serving.asking import Array
 from flatout.serving.canary import tally
 from flatout.serving.canary.answer_ids import AnswerIds
-from flatout.serving.front.exchange import CANARY, STABLE, RequestExchange
+from flatout.serving.front.exchange import CANARY, STABLE, UNTIMED, RequestExchange
 from flatout.serving.front.judged_desk import AskAgain, JudgedDesk
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.oip import OipInfer
@@ -60,15 +60,25 @@ AskVersion = Callable[[VersionDesk, RequestExchange], None]
 
 
 class CanarySplit:
-    """`arms` are the tallies of both versions."""
+    """`arms` are the tallies of both versions. `control` is the stable version in a process that gets as many requests as the
+    canary: times are compared with its, since a process with fewer requests is faster."""
 
-    def __init__(self, desk: AnyDesk, stable: ModelView, canary: ModelView, rule: SplitRule, arms: Array) -> None:
+    def __init__(
+        self,
+        desk: AnyDesk,
+        stable: ModelView,
+        canary: ModelView,
+        rule: SplitRule,
+        arms: Array,
+        control: ModelView | None = None,
+    ) -> None:
         self._rule, self._plain, self._canary_view, self._arm = rule, desk, canary, arms[1]
         edges = None if rule.edges is None else np.array(rule.edges)
         ids = AnswerIds(rule.secret)
         copies = self._copy if rule.shadow else None
         self._stable = VersionDesk(JudgedDesk(desk, arms[0], edges, ids, copies), stable)
         self._canary = VersionDesk(JudgedDesk(desk, arms[1], edges, ids), canary)
+        self._control = None if control is None else VersionDesk(JudgedDesk(desk, arms[0], edges, ids), control)
         self._edges, self._copies = edges, 0
 
     def predict(self, exchange: RequestExchange) -> None:
@@ -78,16 +88,20 @@ class CanarySplit:
         self.shared(exchange, lambda version, given: version.infer.infer(given))
 
     def shared(self, exchange: RequestExchange, ask: AskVersion) -> None:
-        """Whatever the canary does not answer, the stable version answers."""
-        rule = self._rule
-        if rule.shadow or self._place(exchange) >= rule.share:
-            exchange.arm = STABLE
+        """Whatever the canary or the control does not answer, the stable version answers."""
+        rule, control = self._rule, self._control
+        place = 1.0 if rule.shadow else self._place(exchange)
+        if place < rule.share:
+            asked, exchange.arm = self._canary, CANARY
+        elif control is not None and place < 2 * rule.share:
+            asked, exchange.arm = control, STABLE
+        else:
+            exchange.arm = STABLE if control is None else UNTIMED
             ask(self._stable, exchange)
             return
-        exchange.arm = CANARY
         exchange.instead = partial(ask, self._stable)
         asyncio.get_running_loop().call_later(rule.patience_s, _too_late, exchange)
-        exchange.guarded(lambda: ask(self._canary, exchange))
+        exchange.guarded(lambda: ask(asked, exchange))
 
     def _place(self, exchange: RequestExchange) -> float:
         """From 0 to 1: the same for the same key, and different for the next deployment."""
@@ -138,7 +152,7 @@ class ShadowCopy(RequestExchange):
 
 
 def _too_late(exchange: RequestExchange) -> None:
-    exchange.answered_instead(Refusal(504, "the canary did not answer in time"))
+    exchange.answered_instead(Refusal(504, "it did not answer in time"))
 
 
 def _key_of(exchange: RequestExchange, key: str | None) -> bytes | None:

@@ -13,7 +13,8 @@ from flatout.serving.front.known_heads import KnownHead
 from flatout.serving.front.refusals import Refusal, refusal_for
 from flatout.serving.front.watching import MOMENTS, AnsweredRequest, Watching
 
-NO_ARM, STABLE, CANARY, INSTEAD = range(4)
+NO_ARM, STABLE, CANARY, INSTEAD, UNTIMED = range(5)
+"""UNTIMED: of the stable version, where a control tells how long it takes under the canary's load."""
 """To which version a request belongs while a canary is judged. INSTEAD: the canary failed, and the stable version answers."""
 
 _WRITTEN_AT_ONCE = 1 << 16  # a copy of so few bytes is cheaper than a second call
@@ -59,7 +60,7 @@ class RequestExchange(ABC):
     rows = 0
     timing = _NOT_RUN
     arm = NO_ARM
-    instead: Callable[[RequestExchange], None] | None = None  # what answers if the canary fails
+    instead: Callable[[RequestExchange], None] | None = None  # what answers if the canary or the control fails
     feedback_id = b""  # the header with which the answer can be labelled later
 
     @abstractmethod
@@ -73,11 +74,11 @@ class RequestExchange(ABC):
         self.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + headers, body)
 
     def answered_instead(self, refusal: Refusal) -> bool:
-        """Whether the stable version answers what the canary failed to answer."""
+        """Whether the stable version answers what the canary, or the control, failed to answer."""
         instead, self.instead = self.instead, None
         if instead is None or refusal.status < 500 or self.finished:
             return False
-        self.arm = INSTEAD
+        self.arm = INSTEAD if self.arm == CANARY else UNTIMED
         self.guarded(lambda: instead(self))
         return True
 

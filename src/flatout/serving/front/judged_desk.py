@@ -12,7 +12,7 @@ from flatout.serving.asking import Array
 from flatout.serving.canary import tally
 from flatout.serving.canary.answer_ids import AnswerIds
 from flatout.serving.front.asked_times import OnOutputs
-from flatout.serving.front.exchange import CANARY, STABLE, RequestExchange
+from flatout.serving.front.exchange import CANARY, STABLE, UNTIMED, RequestExchange
 from flatout.serving.front.model_view import ModelView
 from flatout.serving.front.sampling_desk import AnyDesk
 
@@ -77,13 +77,13 @@ class JudgedDesk:
         named: bool,
     ) -> None:
         predictions = outputs.get("prediction")
-        if isinstance(predictions, np.ndarray) and predictions.ndim == 1 and exchange.arm in (STABLE, CANARY):
+        if isinstance(predictions, np.ndarray) and predictions.ndim == 1 and exchange.arm in (STABLE, CANARY, UNTIMED):
             first = float(predictions[0])
             place = bin_of(first, self._edges)
             if place is not None:
                 self._counts[tally.PREDICTED.start + place] += 1
             if exchange.rows == 1:
-                name = self._ids.name(exchange.arm, first)
+                name = self._ids.name(CANARY if exchange.arm == CANARY else STABLE, first)
                 exchange.feedback_id, exchange.head = b"x-flatout-id: %b\r\n" % name, None  # known heads have no place for it
         kept = None if again is None or named else {name: np.array(outputs[name]) for name in outputs}
         answer(exchange, outputs, named)
