@@ -37,11 +37,14 @@ class Connection:
 
 
 class LabelledLoad:
-    """`wrong`: the share of answers that labels say are wrong, by version. `lost`: requests without an answer."""
+    """`wrong`: the share of answers that labels say are wrong, by version. `lost`: requests without an answer. `seed`: of which rows
+    are asked; deployments with the same would have the same luck."""
 
-    def __init__(self, port: int, rows: list[bytes], classes: list[str], rate: float, wrong: Mapping[str, float]) -> None:
+    def __init__(
+        self, port: int, rows: list[bytes], classes: list[str], rate: float, wrong: Mapping[str, float], seed: int = 0
+    ) -> None:
         self._port, self._rows, self._classes, self._rate, self._wrong = port, rows, classes, rate, wrong
-        self._chance = random.Random(0)
+        self._chance = random.Random(seed)
         self._labels: list[dict[str, str]] = []
         self.by_version: Counter[str] = Counter()
         self.statuses: Counter[int] = Counter()

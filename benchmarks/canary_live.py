@@ -116,9 +116,11 @@ def served(fault: Fault, stable: Path, new: Path) -> Iterator[int]:
         process.wait(60)
 
 
-def deployed(fault: Fault, stable: Path, new: Path, rows: list[bytes], rate: float, longest_s: float) -> dict[str, Any]:
+def deployed(
+    fault: Fault, stable: Path, new: Path, rows: list[bytes], rate: float, longest_s: float, seed: int
+) -> dict[str, Any]:
     with served(fault, stable, new) as port:
-        load = LabelledLoad(port, rows, CLASSES, rate, fault.wrong)
+        load = LabelledLoad(port, rows, CLASSES, rate, fault.wrong, seed)
         began_s = time.monotonic()
         found = asyncio.run(load.until_judged(longest_s))
         took_s = time.monotonic() - began_s
@@ -154,9 +156,10 @@ def main() -> int:
         ages = [ODD_AGE, *random.integers(20, 70, ROWS - 1)]
         rows = [b'{"age": %d, "hours": %.1f}' % pair for pair in zip(ages, random.normal(40, 9, ROWS), strict=True)]
         found: dict[str, list[dict[str, Any]]] = {one.name: [] for one in (GOOD, *BAD)}
-        for _ in rounds(1 if trial else asked.repeats, asked.within):
-            for fault in (GOOD, *BAD):
-                found[fault.name].append(deployed(fault, stable, new, rows, asked.rate, 10 if trial else LONGEST_S))
+        for number in rounds(1 if trial else asked.repeats, asked.within):
+            for place, fault in enumerate((GOOD, *BAD)):
+                seed = number * (1 + len(BAD)) + place
+                found[fault.name].append(deployed(fault, stable, new, rows, asked.rate, 10 if trial else LONGEST_S, seed))
     report.conditions["deployments"] = found
     good = found[GOOD.name]
     everything = [one for some in found.values() for one in some]
