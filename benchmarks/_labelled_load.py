@@ -37,8 +37,8 @@ class Connection:
 
 
 class LabelledLoad:
-    """`wrong`: the share of answers that labels say are wrong, by version. `lost`: requests without an answer. `seed`: of which rows
-    are asked; deployments with the same would have the same luck."""
+    """`wrong`: the share of answers that labels say are wrong, by version. `lost`: requests without an answer. `seed`: of the
+    rows that are asked; deployments with the same one would have the same luck."""
 
     def __init__(
         self, port: int, rows: list[bytes], classes: list[str], rate: float, wrong: Mapping[str, float], seed: int = 0
