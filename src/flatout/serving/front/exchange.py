@@ -14,8 +14,8 @@ from flatout.serving.front.refusals import Refusal, refusal_for
 from flatout.serving.front.watching import MOMENTS, AnsweredRequest, Watching
 
 NO_ARM, STABLE, CANARY, INSTEAD, UNTIMED = range(5)
-"""UNTIMED: of the stable version, where a control tells how long it takes under the canary's load."""
-"""To which version a request belongs while a canary is judged. INSTEAD: the canary failed, and the stable version answers."""
+"""To which version a request belongs while a canary is judged. INSTEAD: the canary failed, and the stable version answers.
+UNTIMED: of the stable version, where a control tells how long that takes under the canary's load."""
 
 _WRITTEN_AT_ONCE = 1 << 16  # a copy of so few bytes is cheaper than a second call
 _NOT_RUN = Timing()
