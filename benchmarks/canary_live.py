@@ -157,8 +157,8 @@ def main() -> int:
         rows = [b'{"age": %d, "hours": %.1f}' % pair for pair in zip(ages, random.normal(40, 9, ROWS), strict=True)]
         found: dict[str, list[dict[str, Any]]] = {one.name: [] for one in (GOOD, *BAD)}
         for number in rounds(1 if trial else asked.repeats, asked.within):
-            for place, fault in enumerate((GOOD, *BAD)):
-                seed = number * (1 + len(BAD)) + place
+            for kind, fault in enumerate((GOOD, *BAD)):
+                seed = number * (1 + len(BAD)) + kind
                 found[fault.name].append(deployed(fault, stable, new, rows, asked.rate, 10 if trial else LONGEST_S, seed))
     report.conditions["deployments"] = found
     good = found[GOOD.name]
