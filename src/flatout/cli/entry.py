@@ -21,13 +21,22 @@ def main() -> None:
     try:
         _answer(words, is_program)
     except SystemExit as ended:
-        if is_program and "torch" in sys.modules and isinstance(ended.code, int | None):
+        if is_program and "torch" in sys.modules and isinstance(ended.code, int | None) and _is_all_written():
             from flatout.cli.leaving import leave
 
             leave(ended.code or 0)
         raise
     finally:
         BEGAN_S.reset(began)
+
+
+def _is_all_written() -> bool:
+    """Where output can't be written the interpreter's own end says so, with an exit code of its own."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _answer(words: Sequence[str], is_program: bool) -> None:
